@@ -4,36 +4,32 @@ An implementation of "FreezeNet: Full Performance by Reduced Storage Costs" for 
 """
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 from keras_freeze._version import __version__
+from keras_freeze.freezing import compute_saliency, freeze, get_mask, prune, reinitialize
+from keras_freeze.mask import FreezeMask
+from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.report import report
 
-# Public name -> the module that defines it. Resolved on first use, so that importing the package
-# costs nothing until something in it is used.
-_EXPORTS = {
-    "FreezeMask": "mask",
-    "FreezeOptimizer": "optimizer",
-    "compute_saliency": "freezing",
-    "freeze": "freezing",
-    "get_mask": "freezing",
-    "prune": "freezing",
-    "reinitialize": "freezing",
-    "report": "report",
-}
-_MODULES = ("datasets", "initializers", "models", "plots", "training")
+# Loaded when first used: what they import (data sets, plots) is optional and slow.
+_LAZY_MODULES = ("datasets", "initializers", "models", "plots", "training")
 
-__all__ = ["__version__", *sorted(_EXPORTS), *_MODULES]  # noqa: PLE0604
+__all__ = [
+    "FreezeMask",
+    "FreezeOptimizer",
+    "__version__",
+    "compute_saliency",
+    "freeze",
+    "get_mask",
+    "prune",
+    "reinitialize",
+    "report",
+    *_LAZY_MODULES,
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        value = getattr(importlib.import_module(f"keras_freeze.{_EXPORTS[name]}"), name)
-        globals()[name] = value
-        return value
-    if name in _MODULES:
+def __getattr__(name: str) -> ModuleType:
+    if name in _LAZY_MODULES:
         return importlib.import_module(f"keras_freeze.{name}")
     raise AttributeError(f"module 'keras_freeze' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

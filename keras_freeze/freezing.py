@@ -1,0 +1,386 @@
+"""What is done to a model: freeze it, look at its mask, prune it, draw its weights anew."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_freeze import backend, initializers, saliency
+from keras_freeze.batches import Batches
+from keras_freeze.loss import loss_gradients, loss_scale, state_kept
+from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.parameters import WEIGHT, Parameter, classify, kind_of, path_of, shorten
+
+MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
+
+
+def freeze(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    steps: int = 1,
+    batch_size: int | None = None,
+    mask: MaskLike | None = None,
+    overwrite: bool = False,
+    loss: Any = None,
+    optimizer: Any = None,
+) -> FreezeMask:
+    """Decides which weights of a model are trained, and hands this mask to its FreezeOptimizer.
+
+    One forward and backward pass, in training mode, of the loss that `fit` minimises gives the
+    saliency of each weight (equation 1, algorithm 1). The model is left as it was, moving
+    statistics and random state included; with `frozen_weights="zero"` its frozen weights become
+    zero. An optimizer that has run before starts anew but for its iterations and learning rate.
+
+    Args:
+        model: a compiled model whose optimizer is, or contains, one FreezeOptimizer.
+        x, y, sample_weight: arrays, or a structure of arrays, that make up one batch; or `x` is a
+            `tf.data.Dataset`, a `keras.utils.PyDataset` or another iterable of the batches that
+            `fit` takes, of which the first `steps` are used.
+        steps: how many batches of a dataset to use; their gradients are summed. Defaults to 1.
+        batch_size: splits arrays into pieces of this size to save memory; the gradient is still
+            that of one batch (but each piece has its own statistics in BatchNormalization).
+        mask: a mask of one's own, where True is trained: a FreezeMask; a mapping from the paths of
+            variables to boolean arrays; or a function of a variable that returns a boolean array,
+            or None to train all of it. What it leaves out is trained. `x` is then only used to
+            build a model that is not built yet.
+        overwrite: replaces a mask that exists already.
+        loss, optimizer: for a model that is not compiled: a loss as `compile` takes it, and the
+            FreezeOptimizer (or an optimizer around it).
+
+    Returns:
+        The mask.
+
+    Raises:
+        ValueError: without a FreezeOptimizer; with a mask already and no `overwrite`; for data
+            that are empty, of a wrong shape, or whose loss or gradients are not finite; for a mask
+            with wrong paths, shapes or dtypes. The model and its optimizer are then unchanged.
+        TypeError: for arguments of a wrong type.
+
+    Example:
+
+    ```python
+    mask = keras_freeze.freeze(model, x[:100], y[:100])
+    keras_freeze.freeze(model, mask={"fc1/kernel": np.tri(784, 300, dtype=bool)}, overwrite=True)
+    ```
+    """
+    outer = _optimizer_of(model, optimizer)
+    freeze_optimizer = _freeze_optimizer_in(outer)
+    if freeze_optimizer.mask is not None and not overwrite:
+        raise ValueError(
+            "This model is frozen already, and freezing it again would choose other weights from "
+            "trained ones. Pass overwrite=True to do so."
+        )
+    batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
+    _build_model(model, batches)
+    variables = _variables_of(model, outer, freeze_optimizer)
+    parameters = classify(variables, freeze_optimizer.exclude)
+    if mask is None:
+        if batches is None:
+            raise ValueError(
+                "Argument `x` must be a batch of inputs or a dataset, or `mask` a mask. "
+                "Received: x=None, mask=None"
+            )
+        scale = loss_scale(outer)
+        new_mask = _computed_mask(model, parameters, batches, freeze_optimizer, loss, scale)
+    else:
+        new_mask = _given_mask(mask, parameters)
+    freeze_optimizer.set_mask(new_mask, variables)
+    outer.build(model.trainable_variables)
+    # A function traced for another mask or for full-shape updates would go on with them.
+    model.train_function = None
+    return new_mask
+
+
+def get_mask(model: keras.Model) -> FreezeMask | None:
+    """The mask of a model's FreezeOptimizer, wherever it sits; None if there is none yet.
+
+    Example:
+
+    ```python
+    keras_freeze.get_mask(model)["fc1/kernel"].sum()
+    ```
+    """
+    found = _freeze_optimizers(getattr(model, "optimizer", None))
+    return found[0].mask if len(found) == 1 else None
+
+
+def compute_saliency(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    criterion: str | saliency.Criterion = "snip",
+    *,
+    loss: Any = None,
+) -> dict[str, np.ndarray]:
+    """The saliency scores of all weights of a model's trainable layers, to look at.
+
+    Args:
+        model: a built model; compiled, unless `loss` is given.
+        x, y: one batch of arrays, or a dataset whose first batch is used.
+        criterion: as in FreezeOptimizer.
+        loss: a loss as `compile` takes it, instead of the compiled one.
+
+    Returns:
+        Scores in float32 by the path of the variable, of its shape. Equation 1's for "snip".
+
+    Raises:
+        ValueError: as in `freeze`; or if two variables have the same path.
+
+    Example:
+
+    ```python
+    scores = keras_freeze.compute_saliency(model, x[:100], y[:100])
+    ```
+    """
+    criterion = saliency.check_criterion(criterion)
+    batches = Batches(x, y, None, 1, None)
+    _build_model(model, batches)
+    parameters = [p for p in classify(model.trainable_variables) if p.kind == WEIGHT]
+    paths = [p.path for p in parameters]
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
+    scores = _scores(model, parameters, batches, criterion, 0, loss, loss_scale(None))
+    return dict(zip(paths, scores, strict=True))
+
+
+def prune(model: keras.Model) -> None:
+    """Sets the frozen weights of a model to zero; they stay frozen.
+
+    Raises:
+        ValueError: if the model is not frozen.
+    """
+    freeze_optimizer = _freeze_optimizer_in(_optimizer_of(model, None))
+    freeze_optimizer.zero_frozen_weights()
+
+
+def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: int = 0) -> None:
+    """Draws all weights of a model's trainable layers anew and keeps its mask (algorithm S1).
+
+    Trained weights are drawn anew, too; biases and normalisation, moving statistics included, go
+    back to the values they start from, and the optimizer starts anew. Before `freeze`, this gives
+    any model weights that one portable seed reproduces.
+
+    Args:
+        model: a built model.
+        initializer: "xavier_normal", "kaiming_uniform", "pm_sigma", or a Keras initializer.
+        seed: one 32-bit number for the whole model; each weight has its own stream of it.
+
+    Raises:
+        ValueError: for a model that is not built, or an initializer or seed that do not exist.
+
+    Example:
+
+    ```python
+    keras_freeze.reinitialize(model, "kaiming_uniform", seed=7)
+    ```
+    """
+    weights = [v for v in model.trainable_variables if kind_of(v) == WEIGHT]
+    if not weights:
+        raise ValueError("Argument `model` has no trainable weights; is it built?")
+    drawn = [
+        initializers.get(initializer, seed, stream)(tuple(v.shape), dtype=v.dtype)
+        for stream, v in enumerate(weights)
+    ]
+    for variable, value in zip(weights, drawn, strict=True):
+        variable.assign(value)
+    for layer in _trainable_layers(model):
+        _reset_other_parameters(layer)
+    for freeze_optimizer in _freeze_optimizers(getattr(model, "optimizer", None)):
+        freeze_optimizer.reset()
+        if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
+            freeze_optimizer.zero_frozen_weights()
+        model.train_function = None
+
+
+def _optimizer_of(model: keras.Model, optimizer: Any) -> Any:
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+    if optimizer is None:
+        optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ValueError(
+            "The model is not compiled: call model.compile(optimizer=FreezeOptimizer(...), "
+            "loss=...) first, or pass `optimizer` and `loss`."
+        )
+    return optimizer
+
+
+def _freeze_optimizers(optimizer: Any) -> list[FreezeOptimizer]:
+    if isinstance(optimizer, FreezeOptimizer):
+        return [optimizer]
+    inner = getattr(optimizer, "inner_optimizer", None)
+    inner = [inner] if inner is not None else getattr(optimizer, "optimizers", [])
+    return [found for one in inner for found in _freeze_optimizers(one)]
+
+
+def _freeze_optimizer_in(optimizer: Any) -> FreezeOptimizer:
+    found = _freeze_optimizers(optimizer)
+    if len(found) != 1:
+        raise ValueError(
+            "The model must be compiled with one FreezeOptimizer, such as "
+            "FreezeOptimizer(keras.optimizers.SGD(0.1)). "
+            f"Received: {type(optimizer).__name__} with {len(found)} FreezeOptimizers in it."
+        )
+    return found[0]
+
+
+def _variables_of(model: keras.Model, outer: Any, freeze_optimizer: FreezeOptimizer) -> list[Any]:
+    """The variables that the FreezeOptimizer updates."""
+    if isinstance(outer, keras.optimizers.MultiOptimizer):
+        # Only its build says who updates what.
+        outer.build(model.trainable_variables)
+        return list(freeze_optimizer._trainable_variables)
+    if not model.trainable_variables:
+        raise ValueError("The model has no trainable variables, so that nothing can be frozen.")
+    return list(model.trainable_variables)
+
+
+def _build_model(model: keras.Model, batches: Batches | None) -> None:
+    if model.built:
+        return
+    if batches is None:
+        raise ValueError("The model is not built: pass a batch of inputs as `x`.")
+    x = next(iter(batches))[0]
+    with state_kept(model):
+        model(x)
+
+
+def _computed_mask(
+    model: keras.Model,
+    parameters: list[Parameter],
+    batches: Batches,
+    optimizer: FreezeOptimizer,
+    loss: Any,
+    scale: float,
+) -> FreezeMask:
+    candidates = [p for p in parameters if p.is_frozen_candidate]
+    if not candidates:
+        raise ValueError(
+            "The model has no weights that could be frozen. Its trainable variables are "
+            f"{shorten([p.path for p in parameters])}."
+        )
+    scores = _scores(model, candidates, batches, optimizer.criterion, optimizer.seed, loss, scale)
+    return FreezeMask.from_scores(
+        scores,
+        optimizer.freeze_rate,
+        seed=optimizer.seed,
+        positions=[p.position for p in candidates],
+        paths=[p.path for p in candidates],
+        variables=[p.variable for p in candidates],
+    )
+
+
+def _scores(
+    model: keras.Model,
+    parameters: list[Parameter],
+    batches: Batches,
+    criterion: str | saliency.Criterion,
+    seed: int,
+    loss: Any,
+    scale: float,
+) -> list[np.ndarray]:
+    variables = [p.variable for p in parameters]
+    gradients = loss_gradients(model, variables, batches, loss, scale)
+    if criterion == saliency.RANDOM:
+        return [
+            saliency.random_scores(tuple(p.variable.shape), seed, p.position) for p in parameters
+        ]
+    return [
+        backend.to_numpy(saliency.score(criterion, p.variable, gradient, p.path))
+        for p, gradient in zip(parameters, gradients, strict=True)
+    ]
+
+
+def _given_mask(mask: Any, parameters: list[Parameter]) -> FreezeMask:
+    """A FreezeMask over all weights, and what else was named, from a mask of the user's own."""
+    if isinstance(mask, FreezeMask):
+        chosen = {entry.position: (entry.path, entry.trained) for entry in mask.entries}
+    elif isinstance(mask, Mapping):
+        chosen = {_position_of(path, parameters): (path, array) for path, array in mask.items()}
+    elif callable(mask):
+        returned = {p.position: (p.path, mask(p.variable)) for p in parameters}
+        chosen = {position: item for position, item in returned.items() if item[1] is not None}
+    else:
+        raise TypeError(
+            "Argument `mask` must be a FreezeMask, a mapping from paths to boolean arrays, or a "
+            f"function of a variable. Received: mask={mask!r} of type {type(mask)}"
+        )
+    entries = []
+    for p in parameters:
+        shape = tuple(p.variable.shape)
+        if p.position in chosen:
+            array = _check_array(*chosen.pop(p.position), p)
+            entries.append(MaskEntry(p.position, p.path, array, p.is_frozen_candidate))
+        elif p.is_frozen_candidate:
+            entries.append(MaskEntry(p.position, p.path, np.ones(shape, bool)))
+    if chosen:
+        raise ValueError(
+            "Argument `mask` covers variables that this model does not have: "
+            f"{shorten([path for path, _ in chosen.values()])}. "
+            f"Its trainable variables are {shorten([p.path for p in parameters])}."
+        )
+    return FreezeMask(entries, [parameters[e.position].variable for e in entries])
+
+
+def _position_of(path: Any, parameters: list[Parameter]) -> int:
+    found = [p.position for p in parameters if p.path == path]
+    if not found and isinstance(path, str):
+        found = [p.position for p in parameters if p.path.endswith("/" + path)]
+    if len(found) != 1:
+        problem = "names several variables" if found else "names no trainable variable"
+        raise ValueError(
+            f"Argument `mask`: the path {path!r} {problem}. The trainable variables are "
+            f"{shorten([p.path for p in parameters], limit=40)}. Use a function of a variable "
+            "where paths are ambiguous."
+        )
+    return found[0]
+
+
+def _check_array(path: str, array: Any, parameter: Parameter) -> np.ndarray:
+    array = backend.to_numpy(array) if tf.is_tensor(array) else np.asarray(array)
+    if array.dtype != bool:
+        raise ValueError(
+            f"Argument `mask`: the array for {path!r} must be boolean, True where an entry is "
+            f"trained. Received: dtype {array.dtype}."
+        )
+    if array.shape != tuple(parameter.variable.shape):
+        raise ValueError(
+            f"Argument `mask`: the array for {path!r} must have the variable's shape "
+            f"{tuple(parameter.variable.shape)}. Received: shape {array.shape}."
+        )
+    if parameter.excluded and not array.all():
+        raise ValueError(
+            f"Argument `mask` freezes entries of {path!r}, which the optimizer's `exclude` says "
+            "are always trained."
+        )
+    return array
+
+
+def _trainable_layers(model: keras.Model) -> Sequence[Any]:
+    return [layer for layer in model._flatten_layers() if layer.trainable]
+
+
+def _reset_other_parameters(layer: Any) -> None:
+    """Gives a layer's biases and normalisation, and their statistics, their first values."""
+    own = [*layer._trainable_variables, *layer._non_trainable_variables]
+    for variable in own:
+        name = path_of(variable).rsplit("/", 1)[-1]
+        if kind_of(variable) == WEIGHT:
+            continue
+        initializer = getattr(layer, f"{name}_initializer", None)
+        if callable(initializer):
+            variable.assign(initializer(tuple(variable.shape), dtype=variable.dtype))
+            if name == "bias" and getattr(layer, "unit_forget_bias", False):
+                _set_forget_bias(variable, layer.units)
+
+
+def _set_forget_bias(variable: Any, units: int) -> None:
+    bias = backend.to_numpy(variable)
+    bias[units : 2 * units] = 1.0
+    variable.assign(bias)

@@ -1,0 +1,375 @@
+"""Initial weights that a seed determines bit for bit, on every machine and in every framework.
+
+A FreezeNet is stored as a seed instead of its frozen weights, so the numbers drawn here are part
+of the file format. They are always computed by NumPy, also inside a `tf.function` or under XLA, by
+operations that IEEE 754 fixes to the last bit (`+ - * /` and the square root); logarithms, cosines
+and the frameworks' own generators differ between processors and versions.
+
+The generator `GENERATOR`, step by step:
+
+1. Word number i of the weight, in C order, is the i-th 64-bit output of Philox4x64-10 with the key
+   (seed, stream). As in NumPy, the counter is raised before a block of four words is made, so the
+   first block has counter 1.
+2. Bit 63 is the sign (set: negative). Bits 62 to 11 are an integer m and give the fraction
+   f = (m + 1/2) / 2^52, exactly. The other bits are not used.
+3. A distribution turns f into a magnitude in float64, and the magnitude is multiplied by the sign
+   and by a scale that depends on the shape, also in float64:
+   Xavier-normal: Q^-1(f / 2), with Q^-1 the upper-tail quantile of N(0, 1) as defined by
+   `_upper_quantile`; Kaiming-uniform: f; pm_sigma: 1.
+4. The product is rounded to float32.
+
+Anything that changes a bit needs a new generator name.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+GENERATOR = "philox4x64-sign-fraction52-v1"
+"""Name and version of the generator; whoever stores a seed stores this with it."""
+
+_CHUNK = 1 << 16  # values drawn at a time: what is in work then fits the processor's cache
+
+# Q^-1(1/2 - q) / q as a polynomial in q^2, for tail probabilities from 1/8 to 1/2.
+# tools/fit_inverse_normal.py made these constants; lowest power first.
+_CENTRE = (
+    2.5066282746170607,
+    2.624935029752419,
+    5.7725157270284955,
+    15.67081077484963,
+    46.73739005321429,
+    166.36441324695426,
+    -91.99135190835148,
+    15737.055696117528,
+    -224453.7898338477,
+    2627106.942583356,
+    -19997812.160714827,
+    101221590.82795665,
+    -300648809.29873127,
+    417952195.4029503,
+)
+_TAIL_BEGINS = 0.125
+# ln(m) = -ln(2) / 2 + s * (polynomial in s^2), s = (m - h) / (m + h), h = sqrt(1/2), 1/2 <= m < 1.
+_LN_2 = 0.6931471805599453
+_SQRT_HALF = 0.7071067811865476
+_LOG_SERIES = (
+    1.9999999999999993,
+    0.6666666666680505,
+    0.3999999995464538,
+    0.28571433645630606,
+    0.22222031288526592,
+    0.18179712537940082,
+    0.15655154720003522,
+    0.09496189194396737,
+)
+# Q^-1(p) as a polynomial in x = A - B / (sqrt(-ln p) + 4), down to p = 2^-54, where x is 1.
+_TAIL_A = 3.3276543708102597
+_TAIL_B = 23.55121144186526
+_TAIL = (
+    3.7842343864015167,
+    3.2560460317490905,
+    0.8520327950458199,
+    0.28654916767634686,
+    0.07743957480735476,
+    0.02582486508716629,
+    0.006966640889856989,
+    0.002348254901935576,
+    0.0006229837901352244,
+    0.00021611158919248352,
+    5.23674981585438e-05,
+    1.8775434260273204e-05,
+    6.479589891179265e-06,
+    2.6412464129472416e-06,
+)
+
+
+def compute_fans(shape: Sequence[int]) -> tuple[int, int]:
+    """Count the inputs and outputs that a weight of this shape connects, as Keras counts them.
+
+    The last two axes are input and output channels, everything before them is the receptive field:
+    a Dense kernel `(in, out)` has fans `(in, out)`, a convolution `(3, 3, in, out)` has
+    `(9 * in, 9 * out)`. One axis serves as both fans, a scalar has `(1, 1)`. Only the shape is
+    known here, so transposed convolutions `(3, 3, out, in)` and depthwise kernels
+    `(3, 3, channels, multiplier)` are counted by the same rule, which is also Keras's.
+
+    Args:
+        shape: the weight's dimensions.
+
+    Returns:
+        `(fan_in, fan_out)`.
+
+    Example:
+        >>> compute_fans((5, 5, 20, 50))
+        (500, 1250)
+    """
+    if len(shape) == 0:
+        return 1, 1
+    if len(shape) == 1:
+        return shape[0], shape[0]
+    receptive_field = math.prod(shape[:-2])
+    return shape[-2] * receptive_field, shape[-1] * receptive_field
+
+
+class SeededInitializer(keras.initializers.Initializer):
+    """Base of the initializers whose values depend on seed, stream and shape alone.
+
+    Subclasses say what is drawn: `_scale` is the factor that depends on the shape, `_magnitudes`
+    turns fractions in (0, 1) into magnitudes. The sign is fair and independent of the magnitude.
+
+    Args:
+        seed: the model's seed, an integer in [0, 2**32).
+        stream: which weight of the model this is, an integer in [0, 2**32). Weights of one shape
+            and one seed are equal when their streams are equal.
+
+    Raises:
+        TypeError: `seed` or `stream` is not an integer.
+        ValueError: `seed` or `stream` is outside [0, 2**32).
+    """
+
+    def __init__(self, seed: int = 0, stream: int = 0) -> None:
+        self.seed = _check_uint32("seed", seed)
+        self.stream = _check_uint32("stream", stream)
+
+    def values(self, shape: Sequence[int]) -> np.ndarray:
+        """Draw the values as a NumPy array of dtype float32.
+
+        Args:
+            shape: the weight's dimensions, fully known; a dimension may be 0.
+
+        Raises:
+            ValueError: a dimension is unknown, negative or not an integer.
+
+        Example:
+            >>> XavierNormal(seed=3).values((784, 300)).shape
+            (784, 300)
+        """
+        shape = _check_shape(shape)
+        flat = np.empty(math.prod(shape), np.float32)
+        if flat.size:
+            scale = self._scale(*compute_fans(shape))
+            words = np.random.Philox(key=np.array([self.seed, self.stream], np.uint64))
+            for start in range(0, flat.size, _CHUNK):
+                chunk = flat[start : start + _CHUNK]
+                signs, fractions = _split(words.random_raw(chunk.size))
+                chunk[:] = signs * self._magnitudes(fractions) * scale
+        return flat.reshape(shape)
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+        """Draw the values as a tensor, the way Keras layers ask for them.
+
+        Args:
+            shape: the weight's dimensions, fully known.
+            dtype: a floating-point dtype; `keras.config.floatx()` by default. The values are those
+                of float32, converted: float64 carries no more digits.
+
+        Raises:
+            ValueError: a dimension is unknown or negative, or `dtype` is not floating-point.
+        """
+        name = keras.backend.standardize_dtype(dtype)
+        if not keras.backend.is_float_dtype(name):
+            raise ValueError(
+                f"{type(self).__name__} draws real numbers; dtype must be a floating-point dtype "
+                f"such as 'float32'. Received: dtype={dtype!r}"
+            )
+        return keras.ops.cast(keras.ops.convert_to_tensor(self.values(shape)), name)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, `seed` and `stream`."""
+        return {"seed": self.seed, "stream": self.stream}
+
+    def _scale(self, fan_in: int, fan_out: int) -> float:
+        raise NotImplementedError
+
+    def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+@keras.saving.register_keras_serializable(package="keras_freeze")
+class XavierNormal(SeededInitializer):
+    """Draw from N(0, 2 / (fan_in + fan_out)), the paper's standard initialisation (section 4).
+
+    Not truncated: `keras.initializers.GlorotNormal` cuts at two standard deviations, this does not.
+    The tails reach 8.3 standard deviations; the quantile is exact to 4e-11, relatively.
+
+    Args:
+        seed: the model's seed, an integer in [0, 2**32).
+        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
+            two weights of the same shape gives both the same values: count `stream` up.
+
+    Raises:
+        TypeError: `seed` or `stream` is not an integer.
+        ValueError: `seed` or `stream` is outside [0, 2**32).
+
+    Example:
+        >>> layer = keras.layers.Dense(100, kernel_initializer=XavierNormal(seed=0, stream=1))
+    """
+
+    def _scale(self, fan_in: int, fan_out: int) -> float:
+        return math.sqrt(2.0 / (fan_in + fan_out))
+
+    def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
+        return _upper_quantile(fractions * 0.5)
+
+
+@keras.saving.register_keras_serializable(package="keras_freeze")
+class KaimingUniform(SeededInitializer):
+    """Draw from U(-a, a) with a = sqrt(6 / fan_in), as PyTorch means Kaiming-uniform for ReLU.
+
+    The paper starts CIFAR-100 and Tiny ImageNet from it.
+
+    Args:
+        seed: the model's seed, an integer in [0, 2**32).
+        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
+            two weights of the same shape gives both the same values: count `stream` up.
+
+    Raises:
+        TypeError: `seed` or `stream` is not an integer.
+        ValueError: `seed` or `stream` is outside [0, 2**32).
+
+    Example:
+        >>> layer = keras.layers.Conv2D(20, 5, kernel_initializer=KaimingUniform(seed=0))
+    """
+
+    def _scale(self, fan_in: int, fan_out: int) -> float:
+        return math.sqrt(6.0 / fan_in)
+
+    def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
+        return fractions
+
+
+@keras.saving.register_keras_serializable(package="keras_freeze")
+class PlusMinusSigma(SeededInitializer):
+    """Draw +sigma or -sigma, each with probability 1/2; sigma^2 = 2 / (fan_in + fan_out).
+
+    The paper's pm_sigma (section 4.5): one random bit a weight, the variance of Xavier-normal.
+
+    Args:
+        seed: the model's seed, an integer in [0, 2**32).
+        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
+            two weights of the same shape gives both the same values: count `stream` up.
+
+    Raises:
+        TypeError: `seed` or `stream` is not an integer.
+        ValueError: `seed` or `stream` is outside [0, 2**32).
+
+    Example:
+        >>> sorted(set(PlusMinusSigma(seed=0).values((4, 4)).ravel().tolist()))
+        [-0.5, 0.5]
+    """
+
+    def _scale(self, fan_in: int, fan_out: int) -> float:
+        return math.sqrt(2.0 / (fan_in + fan_out))
+
+    def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
+        return np.ones_like(fractions)
+
+
+DISTRIBUTIONS: dict[str, type[SeededInitializer]] = {
+    "xavier_normal": XavierNormal,
+    "kaiming_uniform": KaimingUniform,
+    "pm_sigma": PlusMinusSigma,
+}
+"""The distributions by the names that `get`, the models and the files use."""
+
+
+def get(
+    identifier: str | keras.initializers.Initializer, seed: int = 0, stream: int = 0
+) -> keras.initializers.Initializer:
+    """Make the initializer of one weight of a model.
+
+    Args:
+        identifier: a name in `DISTRIBUTIONS`, or an initializer, which brings its own seed: one of
+            this module gets the stream given here; a random one of Keras with an integer seed gets
+            that seed plus `stream`, so that weights of one shape do not start equal; any other is
+            returned as it is.
+        seed: the model's seed, an integer in [0, 2**32); used with a name only.
+        stream: which weight of the model this is, an integer in [0, 2**32).
+
+    Raises:
+        TypeError: `identifier` is neither a name nor an initializer, or `seed` or `stream` is not
+            an integer.
+        ValueError: the name is unknown, or `seed` or `stream` is outside [0, 2**32).
+
+    Example:
+        >>> get("pm_sigma", seed=7, stream=2).get_config()
+        {'seed': 7, 'stream': 2}
+    """
+    seed, stream = _check_uint32("seed", seed), _check_uint32("stream", stream)
+    if isinstance(identifier, str):
+        if identifier not in DISTRIBUTIONS:
+            raise ValueError(
+                f"Unknown initializer. Use one of {sorted(DISTRIBUTIONS)}, or an instance of "
+                f"keras.initializers.Initializer. Received: initializer={identifier!r}"
+            )
+        return DISTRIBUTIONS[identifier](seed=seed, stream=stream)
+    if not isinstance(identifier, keras.initializers.Initializer):
+        raise TypeError(
+            f"The initializer must be one of {sorted(DISTRIBUTIONS)}, or an instance of "
+            f"keras.initializers.Initializer. Received: initializer={identifier!r}"
+        )
+    config = identifier.get_config()
+    if isinstance(identifier, SeededInitializer):
+        return type(identifier).from_config({**config, "stream": stream})
+    # A Keras initializer made without a seed has drawn one, which its config leaves out.
+    if "seed" in config and isinstance(getattr(identifier, "seed", None), int):
+        return type(identifier).from_config({**config, "seed": identifier.seed + stream})
+    return identifier
+
+
+def _split(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Turn 64-bit words into signs (1.0 or -1.0) and fractions in (0, 1), both float64."""
+    signs = 1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)
+    integers = (words >> np.uint64(11)) & np.uint64(2**52 - 1)
+    return signs, (integers.astype(np.float64) + 0.5) * 2.0**-52
+
+
+def _upper_quantile(p: np.ndarray) -> np.ndarray:
+    """The z that a standard normal variable exceeds with probability p, for 2^-54 <= p < 1/2.
+
+    Its bits are part of the format: no operation here may be reordered, fused or replaced.
+    """
+    q = 0.5 - p
+    z = q * _polynomial(_CENTRE, q * q)
+    tail = np.flatnonzero(p < _TAIL_BEGINS)
+    mantissa, exponent = np.frexp(p[tail])
+    s = (mantissa - _SQRT_HALF) / (mantissa + _SQRT_HALF)
+    log_p = (exponent - 0.5) * _LN_2 + s * _polynomial(_LOG_SERIES, s * s)
+    z[tail] = _polynomial(_TAIL, _TAIL_A - _TAIL_B / (np.sqrt(-log_p) + 4.0))
+    return z
+
+
+def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
+    """Horner's rule, every product rounded before the next sum."""
+    result = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result *= x
+        result += coefficient
+    return result
+
+
+def _check_uint32(name: str, value: Any) -> int:
+    accepted = "an integer in [0, 2**32)"
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {accepted}. Received: {name}={value!r}") from None
+    if not 0 <= number < 2**32:
+        raise ValueError(f"{name} must be {accepted}. Received: {name}={value!r}")
+    return number
+
+
+def _check_shape(shape: Any) -> tuple[int, ...]:
+    message = f"shape must be a sequence of known sizes, 0 or more. Received: shape={shape!r}"
+    try:
+        dimensions = tuple(operator.index(dimension) for dimension in shape)
+    except TypeError:
+        raise ValueError(message) from None
+    if min(dimensions, default=0) < 0:
+        raise ValueError(message)
+    return dimensions

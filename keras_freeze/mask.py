@@ -1,0 +1,540 @@
+"""The freezing mask: which weights are trained, chosen exactly, and kept read-only.
+
+The mask m of the paper has a 1 for every weight that is trained and a 0 for every weight that
+stays at its random start. This room needs NumPy and nothing else; the same scores give the same
+mask on every platform.
+"""
+
+import hashlib
+import json
+import math
+import numbers
+import operator
+import os
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# The fourth counter word of the generator in `rescue_index`. It keeps these draws apart from any
+# other use of the same seed.
+_RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
+
+_MAGIC = b"keras_freeze mask "
+_VERSION = b"1\n"
+_LENGTH_BYTES = 8
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def check_freeze_rate(freeze_rate: Any) -> float:
+    """Checks a freezing rate q and gives it as a Python float.
+
+    Args:
+        freeze_rate: A real number in [0, 1]. A NumPy number means the decimal it prints:
+            `np.float32(0.9)` is 0.9, not 0.89999998.
+
+    Returns:
+        The rate.
+
+    Raises:
+        TypeError: If `freeze_rate` is no real number; booleans are none here.
+        ValueError: If it is NaN or outside [0, 1].
+
+    Example:
+        >>> check_freeze_rate(np.float32(0.9))
+        0.9
+    """
+    if isinstance(freeze_rate, (bool, np.bool_)) or not isinstance(freeze_rate, numbers.Real):
+        raise TypeError(
+            "`freeze_rate` must be a number in [0, 1]. "
+            f"Received: freeze_rate={freeze_rate!r} (of type {type(freeze_rate).__name__})"
+        )
+    rate = float(str(freeze_rate) if isinstance(freeze_rate, np.floating) else freeze_rate)
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(
+            f"`freeze_rate` must be a number in [0, 1]. Received: freeze_rate={freeze_rate}"
+        )
+    return rate + 0.0  # -0.0 becomes 0.0
+
+
+def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
+    """Counts the weights that a freezing rate leaves trainable: floor((1 - q) |W|).
+
+    The rate is taken as the decimal number it prints, so that q = 0.9 of 430,500 weights leaves
+    43,050 and not, as in binary floating point, 43,049.
+
+    Args:
+        freeze_rate: The freezing rate q in [0, 1].
+        num_weights: |W|, an integer of at least 0.
+
+    Returns:
+        The number of trained weights (the paper's algorithm 1, line 3).
+
+    Raises:
+        TypeError: If an argument is no number.
+        ValueError: If the rate is outside [0, 1] or the count negative.
+
+    Example:
+        >>> num_trained_weights(0.9, 430_500)
+        43050
+    """
+    rate = Fraction(str(check_freeze_rate(freeze_rate)))
+    count = operator.index(num_weights)
+    if count < 0:
+        raise ValueError(f"`num_weights` must be at least 0. Received: num_weights={num_weights}")
+    return math.floor((1 - rate) * count)
+
+
+def rescue_index(seed: int, position: int, size: int) -> int:
+    """Draws which weight is trained in a layer that would be left without any.
+
+    The index is `(r * size) >> 64` for the first 64-bit word r of Philox 4x64 (ten rounds) with
+    the key `(seed, position)` and the counter `(1, 0, 0, 0x726573637565)`: uniform up to
+    `size / 2**64`, and the same everywhere.
+
+    Args:
+        seed: An integer in [0, 2**64).
+        position: The variable's position among those the optimizer is built with.
+        size: The number of weights to choose from, at least 1.
+
+    Returns:
+        An index into the flattened weights.
+
+    Raises:
+        TypeError: If an argument is no integer.
+        ValueError: If an argument is out of range.
+    """
+    seed, position, size = (operator.index(value) for value in (seed, position, size))
+    for name, value in (("seed", seed), ("position", position)):
+        if not 0 <= value < 2**64:
+            raise ValueError(f"`{name}` must be in [0, 2**64). Received: {name}={value}")
+    if size < 1:
+        raise ValueError(f"`size` must be at least 1. Received: size={size}")
+    # NumPy steps the counter before it draws, hence the 1 in the docstring.
+    counter = np.array([0, 0, 0, _RESCUE_STREAM], np.uint64)
+    key = np.array([seed, position], np.uint64)
+    word = int(np.random.Philox(counter=counter, key=key).random_raw())
+    return (word * size) >> 64
+
+
+def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
+    """Marks the k largest scores over all arrays together, exactly k of them.
+
+    Ties go to the earlier array, and within an array to the lower flat index. No comparison with
+    a threshold alone: where most scores are exactly 0 that would select them all.
+
+    Args:
+        scores: Arrays of any shapes, taken as float32. Signed scores are ordered as they are.
+        k: How many to mark, from 0 to the number of scores.
+
+    Returns:
+        One boolean array for each array of scores, of its shape.
+
+    Raises:
+        ValueError: If a score is NaN or infinite, or `k` is out of range.
+
+    Example:
+        >>> select_top([np.array([1.0, 3.0]), np.array([3.0, 2.0])], 2)
+        [array([False,  True]), array([ True, False])]
+    """
+    arrays = _as_float32(scores)
+    for index, array in enumerate(arrays):
+        if not np.isfinite(array).all():
+            raise ValueError(f"Scores must be finite. Received: scores[{index}] has NaN or Inf")
+    total = sum(array.size for array in arrays)
+    if not 0 <= k <= total:
+        raise ValueError(f"`k` must be between 0 and {total}, the number of scores. Received: {k=}")
+    if k == 0:
+        return [np.zeros(array.shape, bool) for array in arrays]
+
+    threshold = _kth_largest(arrays, k)
+    selected = [np.greater(array, threshold).reshape(-1) for array in arrays]
+    missing = k - sum(int(np.count_nonzero(chosen)) for chosen in selected)
+    for array, chosen in zip(arrays, selected, strict=True):
+        if missing == 0:
+            break
+        ties = np.flatnonzero(array.reshape(-1) == threshold)[:missing]
+        chosen[ties] = True
+        missing -= ties.size
+    return [chosen.reshape(array.shape) for array, chosen in zip(arrays, selected, strict=True)]
+
+
+def _as_float32(scores: Sequence[Any]) -> list[np.ndarray]:
+    with np.errstate(over="ignore"):  # the infinities that come of it are refused
+        return [np.asarray(score, np.float32) for score in scores]
+
+
+def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
+    # Radix selection: count the upper halves of all keys, then the lower halves of those keys
+    # whose upper half is the one looked for. Piece by piece it needs next to no memory, and takes
+    # the same time however many ties there are; `np.partition` is slow on halfway tied scores.
+    upper_counts = np.zeros(1 << 16, np.int64)
+    for keys in _sortable_keys(arrays):
+        upper_counts += np.bincount(keys >> 16, minlength=1 << 16)
+    upper, remaining = _bin_from_top(upper_counts, k)
+    lower_counts = np.zeros(1 << 16, np.int64)
+    for keys in _sortable_keys(arrays):
+        lower_counts += np.bincount(keys[keys >> 16 == upper] & 0xFFFF, minlength=1 << 16)
+    lower, _ = _bin_from_top(lower_counts, remaining)
+    key = upper << 16 | lower
+    bits = key ^ 0x80000000 if key & 0x80000000 else key ^ 0xFFFFFFFF
+    return np.uint32(bits).view(np.float32)
+
+
+def _sortable_keys(arrays: list[np.ndarray], piece: int = 1 << 18) -> Iterator[np.ndarray]:
+    """Gives float32 scores piece by piece as unsigned integers of the same order."""
+    for array in arrays:
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, piece):
+            bits = (flat[start : start + piece] + np.float32(0)).view(np.uint32)  # no -0.0
+            negative = (bits.view(np.int32) >> 31).view(np.uint32)  # all ones, or all zeros
+            yield bits ^ (negative | np.uint32(0x80000000))
+
+
+def _bin_from_top(counts: np.ndarray, k: int) -> tuple[int, int]:
+    """Finds the bin that holds the k-th largest, and its place, from 1, within the bin."""
+    from_top = np.cumsum(counts[::-1])
+    index = int(np.searchsorted(from_top, k))
+    above = int(from_top[index - 1]) if index else 0
+    return counts.size - 1 - index, k - above
+
+
+@dataclass(frozen=True, eq=False)
+class MaskEntry:
+    """The mask of one variable.
+
+    Attributes:
+        position: The variable's position among those the optimizer is built with.
+        path: The variable's path, a label.
+        trained: A read-only boolean array of the variable's shape, copied; True = trained.
+        is_weight: Whether the entry counts towards |W|. False for a bias in one's own mask.
+    """
+
+    position: int
+    path: str
+    trained: np.ndarray
+    is_weight: bool = True
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.trained)
+        if given.dtype != np.bool_:
+            raise TypeError(
+                f"The mask of {self.path!r} must be boolean, True where the weight is trained. "
+                f"Received: dtype={given.dtype}"
+            )
+        position = operator.index(self.position)
+        if position < 0:
+            raise ValueError(f"`position` must be at least 0. Received: position={position}")
+        copy = given.copy()
+        copy.setflags(write=False)
+        object.__setattr__(self, "position", position)
+        object.__setattr__(self, "trained", copy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor: copies of arrays would otherwise come out writable.
+        return MaskEntry, (self.position, self.path, self.trained, self.is_weight)
+
+
+class FreezeMask:
+    """Which weights of a model are trained and which stay frozen; read-only.
+
+    `mask[path]` and `mask[variable]` give the boolean array of one variable, True = trained. A
+    path may leave out the model's name where that is unambiguous. Masks are equal when positions,
+    shapes and bits are; paths are labels, which change when a model is loaded.
+
+    Args:
+        entries: `MaskEntry` objects with different positions, in any order.
+        variables: The variables of the entries, in the same order, for `mask[variable]`. They are
+            held weakly, and neither copied, pickled nor saved.
+        num_rescued: How many weights are trained only because their layer would have none.
+
+    Raises:
+        ValueError: If two entries share a position, or `variables` has another length.
+
+    Example:
+        >>> mask = FreezeMask([MaskEntry(0, "model/fc/kernel", np.array([[True], [False]]))])
+        >>> mask["fc/kernel"].ravel()
+        array([ True, False])
+        >>> mask
+        FreezeMask(num_weights=2, num_trained=1, freeze_rate=0.5)
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[MaskEntry],
+        variables: Sequence[Any] | None = None,
+        num_rescued: int = 0,
+    ) -> None:
+        given = list(entries)
+        self._entries = tuple(sorted(given, key=lambda entry: entry.position))
+        positions = [entry.position for entry in self._entries]
+        if len(set(positions)) != len(positions):
+            raise ValueError(f"Entries must have different positions. Received: {positions=}")
+        if variables is not None and len(variables) != len(given):
+            raise ValueError(
+                "`variables` must have one variable for each entry. "
+                f"Received: {len(variables)} variables for {len(given)} entries"
+            )
+        self._num_rescued = operator.index(num_rescued)
+        # A dead variable's id may be given to a new object, so the reference is checked on use.
+        self._by_identity = {
+            id(variable): (weakref.ref(variable), entry)
+            for variable, entry in zip(variables or (), given, strict=variables is not None)
+        }
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: Sequence[Any],
+        freeze_rate: float,
+        *,
+        seed: int = 0,
+        positions: Sequence[int] | None = None,
+        paths: Sequence[str] | None = None,
+        variables: Sequence[Any] | None = None,
+    ) -> "FreezeMask":
+        """Trains the weights with the largest scores, over all variables at once.
+
+        Exactly `floor((1 - q) |W|)` weights are trained (the paper's algorithm 1), ties broken by
+        position. On top of them, a variable left without a trained weight gets one, drawn from
+        `seed` and its position (`rescue_index`), unless the rate is 1; `num_rescued` counts these.
+
+        Args:
+            scores: One array for each weight variable, of its shape, taken as float32; the
+                largest are trained. Pass magnitudes where the sign does not matter.
+            freeze_rate: The freezing rate q in [0, 1].
+            seed: Decides the weights of otherwise empty variables.
+            positions: The variables' positions; by default 0, 1, 2, ...
+            paths: The variables' paths; by default "0", "1", "2", ... from the positions.
+            variables: The variables, for `mask[variable]`.
+
+        Returns:
+            The mask.
+
+        Raises:
+            TypeError: If `freeze_rate` is no number.
+            ValueError: If the rate is outside [0, 1], if a score is NaN or infinite (the message
+                names the variable), or if lengths differ.
+
+        Example:
+            >>> mask = FreezeMask.from_scores([np.array([4.0, 1.0]), np.array([2.0, 3.0])], 0.5)
+            >>> mask["0"], mask["1"]
+            (array([ True, False]), array([False,  True]))
+        """
+        rate = check_freeze_rate(freeze_rate)
+        arrays = _as_float32(scores)
+        positions = list(range(len(arrays)) if positions is None else positions)
+        paths = [str(position) for position in positions] if paths is None else list(paths)
+        for name, given in (("positions", positions), ("paths", paths)):
+            if len(given) != len(arrays):
+                raise ValueError(
+                    f"`{name}` must have one element for each array of scores. "
+                    f"Received: {len(given)} {name} for {len(arrays)} arrays"
+                )
+        for array, path in zip(arrays, paths, strict=True):
+            if not np.isfinite(array).all():
+                raise ValueError(
+                    f"The saliency scores of {path!r} are not finite, so no mask can be chosen. "
+                    f"Received: {np.count_nonzero(~np.isfinite(array))} NaN or infinite scores "
+                    f"of {array.size}"
+                )
+        selected = select_top(arrays, num_trained_weights(rate, sum(a.size for a in arrays)))
+        num_rescued = 0
+        if rate < 1:
+            for position, chosen in zip(positions, selected, strict=True):
+                if chosen.size and not chosen.any():
+                    chosen.reshape(-1)[rescue_index(seed, position, chosen.size)] = True
+                    num_rescued += 1
+        entries = [MaskEntry(*parts) for parts in zip(positions, paths, selected, strict=True)]
+        return cls(entries, variables, num_rescued)
+
+    @property
+    def entries(self) -> tuple[MaskEntry, ...]:
+        """The entries, by position."""
+        return self._entries
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The entries' paths, by position."""
+        return tuple(entry.path for entry in self._entries)
+
+    @property
+    def num_weights(self) -> int:
+        """|W|: the weights the mask decides about, trained or not."""
+        return sum(entry.trained.size for entry in self._entries if entry.is_weight)
+
+    @property
+    def num_trained(self) -> int:
+        """The paper's ||m||_0: how many weights are trained, rescued ones included."""
+        return sum(
+            int(np.count_nonzero(entry.trained)) for entry in self._entries if entry.is_weight
+        )
+
+    @property
+    def freeze_rate(self) -> float:
+        """The freezing rate that came out, q = 1 - ||m||_0 / |W|; 0.0 without weights."""
+        num_weights = self.num_weights
+        return (num_weights - self.num_trained) / num_weights if num_weights else 0.0
+
+    @property
+    def num_rescued(self) -> int:
+        """How many weights are trained only because their layer would have none."""
+        return self._num_rescued
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        if not isinstance(key, str):
+            reference, entry = self._by_identity.get(id(key), (lambda: None, None))
+            if entry is not None and reference() is key:
+                return entry.trained
+            raise KeyError(
+                "The mask has no entry for this object; use a path, or one of the variables that "
+                f"the mask was made with. Received: {getattr(key, 'path', key)!r}"
+            )
+        matches = [entry for entry in self._entries if entry.path == key]
+        if not matches:
+            matches = [entry for entry in self._entries if entry.path.endswith(f"/{key}")]
+        if not matches:
+            shown = ", ".join(repr(path) for path in self.paths[:12]) or "none"
+            more = f", ... ({len(self)} in all)" if len(self) > 12 else ""
+            raise KeyError(f"The mask has no such path. It has {shown}{more}. Received: {key!r}")
+        if len(matches) > 1:
+            listed = ", ".join(f"{entry.path!r} at position {entry.position}" for entry in matches)
+            raise ValueError(
+                f"The path is ambiguous: it fits {listed}. Use a longer path, the variable itself, "
+                f"or `entries`. Received: {key!r}"
+            )
+        return matches[0].trained
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FreezeMask):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            mine.position == theirs.position and np.array_equal(mine.trained, theirs.trained)
+            for mine, theirs in zip(self._entries, other._entries, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple((entry.position, entry.trained.shape) for entry in self._entries))
+
+    def __repr__(self) -> str:
+        return (
+            f"FreezeMask(num_weights={self.num_weights}, num_trained={self.num_trained}, "
+            f"freeze_rate={self.freeze_rate:.6g})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Weak references can neither be copied nor pickled, and would name the old variables.
+        return FreezeMask, (self._entries, None, self._num_rescued)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the mask to a file of its own.
+
+        The file holds a line with its name and version, the length of a JSON header as a 64-bit
+        little-endian integer, the header (positions, paths, shapes), each entry's bits packed
+        eight to a byte, and the SHA-256 of all that. It is written beside its place and renamed,
+        so an interrupted save leaves an older file whole.
+
+        Args:
+            path: Where to write. An existing file is replaced.
+        """
+        header = {
+            "entries": [
+                {
+                    "position": entry.position,
+                    "path": entry.path,
+                    "shape": list(entry.trained.shape),
+                    "is_weight": bool(entry.is_weight),
+                }
+                for entry in self._entries
+            ],
+            "num_rescued": self._num_rescued,
+        }
+        encoded = json.dumps(header).encode()
+        content = b"".join(
+            [
+                _MAGIC,
+                _VERSION,
+                len(encoded).to_bytes(_LENGTH_BYTES, "little"),
+                encoded,
+                *(np.packbits(entry.trained).tobytes() for entry in self._entries),
+            ]
+        )
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            temporary.write_bytes(content + hashlib.sha256(content).digest())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "FreezeMask":
+        """Reads a mask that `save` wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            An equal mask, with its paths and `num_rescued`, but no variables.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is no mask, of another version, cut short or damaged.
+        """
+        with open(path, "rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise ValueError(f"The file is not a saved FreezeMask. Received: path={path!s}")
+            version = file.read(len(_VERSION))
+            if version != _VERSION:
+                raise ValueError(
+                    f"The mask file has version {version!r}; {_VERSION!r} can be read. "
+                    f"Received: path={path!s}"
+                )
+            rest = file.read()
+        body, digest = rest[:-_DIGEST_BYTES], rest[-_DIGEST_BYTES:]
+        if hashlib.sha256(_MAGIC + version + body).digest() != digest:
+            raise ValueError(
+                "The mask file is damaged or cut short: its checksum does not match. "
+                f"Received: path={path!s}"
+            )
+        try:
+            return cls._decode(body)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"The mask file's header makes no sense ({error}). Received: path={path!s}"
+            ) from error
+
+    @classmethod
+    def _decode(cls, body: bytes) -> "FreezeMask":
+        end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+        header = json.loads(body[_LENGTH_BYTES:end])
+        bits = np.frombuffer(body, np.uint8)[end:]
+        sizes = [_num_elements(described["shape"]) for described in header["entries"]]
+        lengths = [(size + 7) // 8 for size in sizes]
+        if sum(lengths) != bits.size:  # before anything of these sizes is allocated
+            raise ValueError(f"{bits.size} bytes of mask where {sum(lengths)} are announced")
+        entries = []
+        for described, size, length in zip(header["entries"], sizes, lengths, strict=True):
+            trained = np.unpackbits(bits[:length], count=size).view(bool)
+            bits = bits[length:]
+            trained = trained.reshape(described["shape"])
+            position, path = described["position"], described["path"]
+            entries.append(MaskEntry(position, str(path), trained, bool(described["is_weight"])))
+        return cls(entries, num_rescued=header["num_rescued"])
+
+
+def _num_elements(shape: list[int]) -> int:
+    if not all(isinstance(length, int) and length >= 0 for length in shape):
+        raise ValueError(f"shape {shape}")
+    return math.prod(shape)

@@ -1,0 +1,621 @@
+"""FreezeOptimizer: an optimizer that trains a few of a network's weights and freezes the rest."""
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_freeze import backend
+from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
+from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
+from keras_freeze.saliency import Criterion, check_criterion
+from keras_freeze.updates import CompactUpdate, FullShapeUpdate, Update, reset_inner
+
+FROZEN_WEIGHTS = ("keep", "decay", "zero")
+
+# Optimizers that treat every coordinate alike, so that training a vector of the trained entries
+# is the same as training the whole variable with a masked gradient. Exact classes: a subclass may
+# do anything.
+COORDINATE_WISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+    keras.optimizers.ScheduleFreeAdamW,
+)
+
+_STATE_VERSION = 1
+
+
+@keras.saving.register_keras_serializable(package="keras_freeze")
+class FreezeOptimizer(keras.optimizers.Optimizer):
+    """Trains the most salient weights of a network and keeps the others bit for bit (FreezeNet).
+
+    Wraps any Keras optimizer. Which weights are trained is decided once, by
+    `keras_freeze.freeze(model, x, y)` or, without it, by the first batch that reaches the
+    optimizer (the paper's algorithm 1). Biases, normalisation parameters and parameters of layers
+    that this package does not know are always trained.
+
+    Clipping, accumulation, moving averages and decoupled weight decay belong to the inner
+    optimizer, which only ever sees what is trained. Adafactor, Lamb and Muon mix the entries of a
+    variable: they see it whole, with zero gradients for what is frozen, which for them is not the
+    same as training a part.
+
+    Args:
+        inner_optimizer: a Keras optimizer that is not built yet, or the name of one.
+        freeze_rate: q, the share of the weights that is frozen; from 0 (nothing: exactly the inner
+            optimizer) to 1 (only biases and normalisation are trained). Exactly
+            floor((1 - q) |W|) weights of the whole network are trained, plus one in each layer
+            that would have none. Defaults to 0.9.
+        criterion: which weights are trained: the largest "snip" (|gradient * weight|, equation 1),
+            "magnitude" (|weight|), "random", or those where a function of weights and gradients
+            (both float32, of one variable's shape) is largest. Defaults to "snip".
+        frozen_weights: "keep" leaves frozen weights as they are (FreezeNet), "zero" sets them to
+            zero (pruning: with "snip" this is SNIP), "decay" lets coupled weight decay shrink them
+            (FreezeNet-WD; needs `l2 > 0` and a plain `SGD`). Defaults to "keep".
+        l2: coefficient of the coupled weight decay of the paper: `l2 * w` is added to the gradient
+            of every trained parameter, biases included, before momentum. Keras's `weight_decay` is
+            another method. Defaults to 0.
+        exclude: layers, layer names or variable paths that are always trained, such as a new head;
+            they do not count as weights.
+        seed: of the "random" criterion and of the weight that a layer without any trained weight
+            is given. Defaults to 0.
+        name: the optimizer's name.
+
+    Raises:
+        TypeError, ValueError: for arguments out of range, a `LossScaleOptimizer` inside (it belongs
+            outside), or an inner optimizer that has been used already.
+
+    Example:
+
+    ```python
+    model.compile(
+        optimizer=FreezeOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), freeze_rate=0.99),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(x, y)
+    model.optimizer.mask.num_trained
+    ```
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        freeze_rate: float = 0.9,
+        *,
+        criterion: str | Criterion = "snip",
+        frozen_weights: str = "keep",
+        l2: float = 0.0,
+        exclude: Any = (),
+        seed: int = 0,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs:
+            raise ValueError(
+                f"FreezeOptimizer does not take {', '.join(map(repr, sorted(kwargs)))}: give it to "
+                "the inner optimizer, which updates what is trained. "
+                f"Received: {kwargs}"
+            )
+        inner_optimizer = _check_inner(inner_optimizer)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.freeze_rate = check_freeze_rate(freeze_rate)
+        self.criterion = check_criterion(criterion)
+        self.l2 = _check_l2(l2)
+        self.frozen_weights = _check_frozen_weights(frozen_weights, self.l2, inner_optimizer)
+        self.exclude = normalize_exclude(exclude)
+        self.seed = _check_seed(seed)
+        self._updates: Update | None = None
+        # What the next build starts from: a mask from `freeze` or from a file, or, of an optimizer
+        # that was made from a configuration, only how many entries of each variable are trained.
+        self._pending: _State | None = None
+        self._trained_counts: tuple[int | None, ...] | None = None
+        # Counts rebuilds, so that a graph traced before one fails instead of training on a mask
+        # that is gone.
+        self._generation = 0
+        self._current_generation = keras.Variable(0, dtype="int32", trainable=False)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the state for the variables that will be updated; called by Keras or `freeze`.
+
+        Args:
+            variables: the trainable variables of the model, in order.
+
+        Raises:
+            ValueError: if an entry of `exclude` names none of them, or if a state that was loaded
+                before belongs to another network.
+        """
+        if self.built:
+            return
+        if backend.num_replicas() > 1:
+            raise ValueError(
+                "FreezeOptimizer does not support distribution over several devices yet. "
+                f"Received: a strategy with {backend.num_replicas()} replicas."
+            )
+        # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
+        with backend.eager_scope(), keras.name_scope(self.name):
+            parameters = classify(variables, self.exclude)
+            self._updates = self._make_updates(parameters)
+            super().build(list(variables))
+            self._pending = None
+
+    def _make_updates(self, parameters: Sequence[Parameter]) -> Update:
+        arguments = (self.inner_optimizer, parameters, self.frozen_weights, self.l2)
+        state = self._pending
+        if state is None and self._trained_counts is not None:
+            counts = _check_counts(self._trained_counts, parameters)
+            return CompactUpdate(*arguments, counts, None)
+        if state is None and self.freeze_rate == 0.0:
+            state = _State(_everything_trained(parameters), compact=True)
+        mask = None
+        if state is not None and state.mask is not None:
+            mask = _relabel(state.mask, parameters)
+        updates: Update
+        if mask is not None and state is not None and state.compact:
+            updates = CompactUpdate(*arguments, _count_trained(mask, len(parameters)), mask)
+        else:
+            updates = FullShapeUpdate(*arguments, mask, self.freeze_rate, self.criterion, self.seed)
+        if state is not None and state.decay_scale is not None and updates.decay_scale is not None:
+            updates.decay_scale.assign(state.decay_scale)
+        return updates
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        """The `FreezeMask`, True where a weight is trained; None as long as it is not decided."""
+        if self._updates is not None:
+            return self._updates.mask
+        return None if self._pending is None else self._pending.mask
+
+    def set_mask(self, mask: FreezeMask, variables: Sequence[Any]) -> None:
+        """Takes over a mask; the inner optimizer starts anew but for its iterations and its rate.
+
+        `keras_freeze.freeze` is the way to call this: it checks the mask and tells the model.
+
+        Args:
+            mask: which entries are trained; what it does not cover is trained whole.
+            variables: the variables that the mask's positions mean.
+        """
+        self._rebuild(_State(mask, compact=self._suits_compact(mask)), variables)
+        if self.frozen_weights == "zero":
+            self.zero_frozen_weights()
+
+    def reset(self) -> None:
+        """Starts the inner optimizer anew, with zero iterations and the same mask."""
+        mask = self.mask
+        self.inner_optimizer._iterations.assign(0)
+        if self.built:
+            state = None if mask is None else _State(mask, compact=self._suits_compact(mask))
+            self._rebuild(state, self._trainable_variables)
+
+    def zero_frozen_weights(self) -> None:
+        """Sets every frozen weight to zero.
+
+        Raises:
+            ValueError: if there is no mask yet.
+        """
+        mask = self.mask
+        if mask is None or not self.built:
+            raise ValueError("No weight is frozen yet: call `keras_freeze.freeze(model, x, y)`.")
+        for entry in mask.entries:
+            variable = self._trainable_variables[entry.position]
+            variable.assign(ops.where(entry.trained, variable, ops.zeros_like(variable)))
+
+    def _suits_compact(self, mask: FreezeMask) -> bool:
+        everything_trained = all(entry.trained.all() for entry in mask.entries)
+        inner = self.inner_optimizer
+        return everything_trained or (type(inner) in COORDINATE_WISE and not inner.use_ema)
+
+    def _rebuild(self, state: "_State | None", variables: Sequence[Any]) -> None:
+        if self.built:
+            reset_inner(self.inner_optimizer)
+            self._trainable_variables_indices = {}
+            self.built = False
+            self._generation += 1
+            self._current_generation.assign(self._generation)
+        self._pending = state
+        self._trained_counts = None
+        self.build(list(variables))
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Updates the trained entries of the variables; decides the mask if there is none yet.
+
+        Args:
+            grads: gradients, None where there is none.
+            trainable_variables: their variables; those the optimizer was built with if None.
+
+        Raises:
+            ValueError: for unknown variables, or if there is no mask and a gradient is not finite.
+        """
+        grads = list(grads)
+        if not grads:
+            return
+        variables = self._variables_of_step(grads, trainable_variables)
+        assert self._updates is not None
+        step = [
+            (gradient, variable, self._get_variable_index(variable))
+            for gradient, variable in zip(grads, variables, strict=True)
+        ]
+        checks = []
+        if backend.is_traced():
+            checks = [
+                backend.require(
+                    ops.equal(self._current_generation, self._generation),
+                    "This function was traced before the freezing mask was replaced. Trace it "
+                    "again: for `fit`, compile the model; otherwise make a new tf.function.",
+                )
+            ]
+        with backend.after(checks), keras.name_scope(self.name):
+            self._updates.apply(step)
+
+    def _variables_of_step(
+        self, grads: list[Any], trainable_variables: Sequence[Any] | None
+    ) -> list[Any]:
+        if trainable_variables is None:
+            if not self.built:
+                raise ValueError(
+                    "`apply(grads)` without variables needs an optimizer that is built: call "
+                    "`optimizer.build(variables)` first."
+                )
+            variables = list(self._trainable_variables)
+        else:
+            variables = list(trainable_variables)
+            self.build(variables)
+            self._check_variables_are_known(variables)
+        if len(variables) != len(grads):
+            raise ValueError(
+                "Argument `grads` must have one gradient for each variable. "
+                f"Received: {len(grads)} gradients for {len(variables)} variables."
+            )
+        return variables
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """`apply` for pairs of gradient and variable; returns the iterations, as Keras does."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(grads, variables)
+        return self.inner_optimizer._iterations
+
+    @property
+    def variables(self) -> list[Any]:
+        """The state: the mask's own variables, then those of the inner optimizer."""
+        own = [] if self._updates is None else self._updates.variables
+        return [*own, *self.inner_optimizer.variables]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets `variables`, those of the inner optimizer included.
+
+        Raises:
+            ValueError: if the optimizer is not built, or numbers or shapes differ.
+        """
+        variables = self.variables
+        if not self.built:
+            raise ValueError("`set_weights` needs an optimizer that is built.")
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"Argument `weights` must have {len(variables)} arrays. Received: {len(weights)}."
+            )
+        for variable, weight in zip(variables, weights, strict=True):
+            if tuple(variable.shape) != tuple(np.shape(weight)):
+                raise ValueError(
+                    f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
+                    f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
+                )
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's learning rate, which can be set."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's count of steps."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def loss_scale_factor(self) -> Any:
+        """The inner optimizer's loss scale; `LossScaleOptimizer` takes it away."""
+        inner = getattr(self, "inner_optimizer", None)
+        return None if inner is None else inner.loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: Any) -> None:
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is not None:
+            inner.loss_scale_factor = value
+
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss times the inner optimizer's loss scale."""
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Lets the inner optimizer set final values, such as moving averages."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def exclude_from_weight_decay(
+        self, var_list: Sequence[Any] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """Excludes variables from the inner optimizer's decoupled `weight_decay`, not from `l2`."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the mask; Keras saves the inner optimizer beside it."""
+        if not self.built:
+            return
+        updates = self._updates
+        assert updates is not None
+        scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
+        compact = isinstance(updates, CompactUpdate)
+        _write_state(store, _State(updates.mask, compact, scale))
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the mask; an optimizer that is not built yet takes it over when it is built.
+
+        Raises:
+            ValueError: if the state belongs to a network with other variables, or cannot be read.
+        """
+        if "header" not in store.keys():  # noqa: SIM118 - stores are no mappings
+            if self.built:
+                warnings.warn(
+                    f"Nothing was loaded into {self.name!r}: the file holds no mask, because it "
+                    "was saved with another optimizer or before the first step.",
+                    stacklevel=2,
+                )
+            return
+        state = _read_state(store)
+        updates = self._updates
+        if updates is None:
+            self._pending = state
+            return
+        mask = None if state.mask is None else _relabel(state.mask, updates.parameters)
+        if mask is not None and updates.accepts(mask, state.compact):
+            updates.replace_mask(mask)
+            if state.decay_scale is not None and updates.decay_scale is not None:
+                updates.decay_scale.assign(state.decay_scale)
+        elif mask is not None or updates.mask is not None:
+            self._rebuild(state, self._trainable_variables)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments and, where the optimizer is compact, the counts it needs."""
+        criterion = self.criterion
+        if not isinstance(criterion, str):
+            criterion = keras.saving.serialize_keras_object(criterion)
+        config = {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "freeze_rate": self.freeze_rate,
+            "criterion": criterion,
+            "frozen_weights": self.frozen_weights,
+            "l2": self.l2,
+            "exclude": list(self._exclude_without_model_name()),
+            "seed": self.seed,
+        }
+        updates = self._updates
+        counts = updates.trained_counts if isinstance(updates, CompactUpdate) else None
+        counts = counts or self._trained_counts
+        if counts is not None:
+            config["trained_counts"] = list(counts)
+        return config
+
+    def _exclude_without_model_name(self) -> list[str]:
+        # A loaded model's variables have lost the model's name from their paths.
+        if not self.built:
+            return list(self.exclude)
+        prefixes = {path_of(v).split("/")[0] for v in self._trainable_variables}
+        prefix = prefixes.pop() + "/" if len(prefixes) == 1 else "/"
+        return [entry.removeprefix(prefix) for entry in self.exclude]
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> "FreezeOptimizer":
+        """An optimizer from what `get_config` gave; `config` stays as it is."""
+        arguments = dict(config)
+        for key in ("inner_optimizer", "criterion"):
+            if isinstance(arguments.get(key), dict):
+                arguments[key] = keras.saving.deserialize_keras_object(
+                    arguments[key], custom_objects=custom_objects
+                )
+        counts = arguments.pop("trained_counts", None)
+        optimizer = cls(**arguments)
+        optimizer._trained_counts = None if counts is None else tuple(counts)
+        return optimizer
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a FreezeOptimizer is besides its inner optimizer."""
+
+    mask: FreezeMask | None
+    compact: bool
+    decay_scale: Any = None
+
+
+def _write_state(store: Any, state: _State) -> None:
+    entries = () if state.mask is None else state.mask.entries
+    header = {
+        "version": _STATE_VERSION,
+        "compact": state.compact,
+        "decided": state.mask is not None,
+        "num_rescued": 0 if state.mask is None else state.mask.num_rescued,
+        "entries": [[e.position, e.path, list(e.trained.shape), e.is_weight] for e in entries],
+    }
+    store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    if entries:
+        store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
+    if state.decay_scale is not None:
+        store["decay_scale"] = state.decay_scale
+
+
+def _read_state(store: Any) -> _State:
+    header = json.loads(np.asarray(store["header"]).tobytes())
+    if header["version"] != _STATE_VERSION:
+        raise ValueError(
+            f"This FreezeOptimizer reads state of version {_STATE_VERSION}. "
+            f"Received: version {header['version']}; update keras_freeze."
+        )
+    mask = None
+    if header["decided"]:
+        sizes = [int(np.prod(shape, dtype=np.int64)) for _, _, shape, _ in header["entries"]]
+        packed = np.asarray(store["mask"]) if header["entries"] else np.zeros(0, np.uint8)
+        arrays = np.split(np.unpackbits(packed, count=sum(sizes)).astype(bool), np.cumsum(sizes))
+        entries = [
+            MaskEntry(position, path, array.reshape(shape), is_weight)
+            for (position, path, shape, is_weight), array in zip(
+                header["entries"], arrays, strict=False
+            )
+        ]
+        mask = FreezeMask(entries, num_rescued=header["num_rescued"])
+    keys = store.keys()
+    scale = np.asarray(store["decay_scale"]) if "decay_scale" in keys else None
+    return _State(mask, header["compact"], scale)
+
+
+def _relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:
+    """The mask under these variables' paths; refuses a mask of other variables."""
+    entries = []
+    for entry in mask.entries:
+        fits = entry.position < len(parameters)
+        if fits:
+            parameter = parameters[entry.position]
+            fits = tuple(parameter.variable.shape) == entry.trained.shape
+            fits = fits and _same_path(parameter.path, entry.path)
+        if not fits:
+            found = (
+                "no variable"
+                if entry.position >= len(parameters)
+                else (f"{parameter.path!r} of shape {tuple(parameter.variable.shape)}")
+            )
+            raise ValueError(
+                f"The mask that is loaded has {entry.path!r} of shape {entry.trained.shape} as "
+                f"variable {entry.position}, and this network has {found} there: the mask belongs "
+                "to another network, or its layers come in another order."
+            )
+        entries.append(MaskEntry(entry.position, parameter.path, entry.trained, entry.is_weight))
+    variables = [parameters[entry.position].variable for entry in entries]
+    return FreezeMask(entries, variables, mask.num_rescued)
+
+
+def _same_path(first: str, second: str) -> bool:
+    """Whether two paths agree but for the model's name and automatic numbers."""
+    a, b = (re.sub(r"_\d+(?=/|$)", "", path).split("/") for path in (first, second))
+    shorter = min(len(a), len(b))
+    if len(a) == len(b) and shorter > 2:
+        shorter -= 1
+    return a[-shorter:] == b[-shorter:]
+
+
+def _everything_trained(parameters: Sequence[Parameter]) -> FreezeMask:
+    return FreezeMask(
+        [
+            MaskEntry(p.position, p.path, np.ones(tuple(p.variable.shape), bool))
+            for p in parameters
+            if p.is_frozen_candidate
+        ]
+    )
+
+
+def _count_trained(mask: FreezeMask, num_variables: int) -> list[int | None]:
+    counts: list[int | None] = [None] * num_variables
+    for entry in mask.entries:
+        counts[entry.position] = int(entry.trained.sum())
+    return counts
+
+
+def _check_counts(
+    counts: Sequence[int | None], parameters: Sequence[Parameter]
+) -> Sequence[int | None]:
+    sizes = [int(np.prod(p.variable.shape, dtype=np.int64)) for p in parameters]
+    if len(counts) != len(sizes) or any(
+        count is not None and count > size for count, size in zip(counts, sizes, strict=False)
+    ):
+        raise ValueError(
+            "This FreezeOptimizer was made from the configuration of another network: it counts "
+            f"trained entries of {len(counts)} variables. Received: {len(sizes)} variables of "
+            f"sizes {sizes}."
+        )
+    return counts
+
+
+def _check_inner(inner: Any) -> Any:
+    if isinstance(inner, str):
+        inner = keras.optimizers.get(inner)
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            "Argument `inner_optimizer` must be a Keras optimizer or the name of one. "
+            f"Received: inner_optimizer={inner!r} of type {type(inner)}"
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Argument `inner_optimizer`: put the loss scaling outside, as "
+            "`LossScaleOptimizer(FreezeOptimizer(...))`; the other way round, a scaled gradient "
+            f"would decide the mask. Received: inner_optimizer={inner!r}"
+        )
+    if isinstance(inner, FreezeOptimizer):
+        raise ValueError(
+            "Argument `inner_optimizer` must not be a FreezeOptimizer itself. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    if inner.built:
+        raise ValueError(
+            "Argument `inner_optimizer` must be new: this one is already built for a model. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    return inner
+
+
+def _check_l2(l2: Any) -> float:
+    if isinstance(l2, bool) or not isinstance(l2, (int, float, np.integer, np.floating)):
+        raise TypeError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
+    if not 0.0 <= float(l2) < float("inf"):
+        raise ValueError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
+    return float(l2)
+
+
+def _check_frozen_weights(frozen_weights: Any, l2: float, inner: Any) -> str:
+    if frozen_weights not in FROZEN_WEIGHTS:
+        raise ValueError(
+            f"Argument `frozen_weights` must be one of {', '.join(map(repr, FROZEN_WEIGHTS))}. "
+            f"Received: frozen_weights={frozen_weights!r}"
+        )
+    if frozen_weights == "decay":
+        if l2 == 0.0:
+            raise ValueError(
+                "frozen_weights='decay' shrinks frozen weights by the coupled weight decay, so "
+                f"that it needs l2 > 0. Received: l2={l2}"
+            )
+        refused = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "weight_decay")
+        used = [name for name in refused if getattr(inner, name)]
+        if type(inner) is not keras.optimizers.SGD or used:
+            raise ValueError(
+                "frozen_weights='decay' needs keras.optimizers.SGD without "
+                f"{', '.join(refused)}: only then do all frozen weights shrink by one factor. "
+                f"Received: inner_optimizer={type(inner).__name__}"
+                + (f" with {', '.join(used)}" if used else "")
+            )
+    return frozen_weights
+
+
+def _check_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
+    return int(seed)

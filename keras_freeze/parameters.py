@@ -1,0 +1,216 @@
+"""Which trainable variables are weights, biases or normalisation, and which of them may be frozen.
+
+FreezeNet freezes weights only: "we split the model's parameters into weights W and biases B, only
+freeze parts of the weights W and keep all biases trainable" (the paper's general setup). Batch
+normalisation stays trained too. An optimizer sees a plain list of variables and no layers, so the
+kind of a variable follows from its name alone, as Keras's layers give it. Its rank says nothing:
+the biases of `MultiHeadAttention` are matrices, the alphas of `PReLU` may be cubes.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+WEIGHT = "weight"
+BIAS = "bias"
+NORMALIZATION = "normalization"
+UNKNOWN = "unknown"
+
+_KIND_BY_NAME = {
+    # What multiplies a layer's input or state, or is looked up by the input.
+    "kernel": WEIGHT,  # Dense, EinsumDense, convolutions, SimpleRNN, LSTM, GRU, ConvLSTM
+    "recurrent_kernel": WEIGHT,  # the same recurrent layers
+    "depthwise_kernel": WEIGHT,  # SeparableConv
+    "pointwise_kernel": WEIGHT,  # SeparableConv
+    "embeddings": WEIGHT,  # Embedding, ReversibleEmbedding
+    "reverse_embeddings": WEIGHT,  # ReversibleEmbedding with tie_weights=False
+    "real_kernel": WEIGHT,  # STFTSpectrogram: a convolution that starts as a Fourier transform
+    "imag_kernel": WEIGHT,  # STFTSpectrogram
+    "bias": BIAS,
+    # Scales, shifts and slopes: one value for a channel or a layer, nearly always from a constant.
+    "gamma": NORMALIZATION,  # Batch-, Layer- and GroupNormalization
+    "beta": NORMALIZATION,  # the same
+    "scale": NORMALIZATION,  # RMSNormalization, Attention, AdditiveAttention
+    "concat_score_weight": NORMALIZATION,  # Attention: a scalar factor, despite its name
+    "alpha": NORMALIZATION,  # PReLU
+    # Left out on purpose, so unknown and always trained:
+    # - lora_kernel_a, lora_kernel_b, lora_embeddings_a, lora_embeddings_b. Low-rank factors are
+    #   themselves the few trained values beside a fixed kernel, and b starts at zero, where a
+    #   score made of gradient times weight says nothing.
+    # - the scales and histories of float8 layers. They are state that Keras updates by passing
+    #   new values off as gradients.
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trainable variable and what it is.
+
+    Attributes:
+        position: Its index among the variables that were classified.
+        variable: The variable itself.
+        path: Its path, such as `"model/fc1/kernel"`. A label: not always unique.
+        kind: `WEIGHT`, `BIAS`, `NORMALIZATION` or `UNKNOWN`.
+        excluded: Whether an `exclude` entry names it, so that it is always trained.
+    """
+
+    position: int
+    variable: Any
+    path: str
+    kind: str
+    excluded: bool
+
+    @property
+    def is_frozen_candidate(self) -> bool:
+        """Whether entries of this variable may be frozen: a weight that is not excluded."""
+        return self.kind == WEIGHT and not self.excluded
+
+
+def path_of(variable: Any) -> str:
+    """Gives a variable's path.
+
+    Args:
+        variable: A Keras variable, or a `tf.Variable`.
+
+    Returns:
+        The Keras path, or the TensorFlow name without its `":0"`.
+
+    Raises:
+        TypeError: If `variable` is neither.
+    """
+    path = getattr(variable, "path", None)
+    if isinstance(path, str):
+        return path
+    name = getattr(variable, "name", None)
+    if isinstance(name, str):
+        return re.sub(r":\d+$", "", name)
+    raise TypeError(
+        "`variable` must be a Keras variable or a tf.Variable. "
+        f"Received: variable={variable!r} (of type {type(variable).__name__})"
+    )
+
+
+def kind_of(variable: Any) -> str:
+    """Tells what a trainable variable is, by the last component of its path.
+
+    Args:
+        variable: A Keras variable, or a `tf.Variable`.
+
+    Returns:
+        `WEIGHT`, `BIAS`, `NORMALIZATION`, or `UNKNOWN` for a name that no Keras layer gives to
+        one of these (a custom layer's `"w"`, LoRA factors). Unknown variables are never frozen.
+
+    Example:
+        >>> layer = keras.layers.Dense(3)
+        >>> layer.build((None, 2))
+        >>> [kind_of(variable) for variable in layer.trainable_variables]
+        ['weight', 'bias']
+    """
+    return _KIND_BY_NAME.get(path_of(variable).rsplit("/", 1)[-1], UNKNOWN)
+
+
+def normalize_exclude(exclude: Any) -> tuple[str, ...]:
+    """Turns what a user may pass as `exclude` into names and paths that a config can hold.
+
+    Args:
+        exclude: A layer's name, a path or part of one (`"fc2"`, `"fc2/kernel"`), a Keras layer,
+            or an iterable of these. A layer stands for its name, a functional or sequential model
+            for the names of the layers in it.
+
+    Returns:
+        The names and paths, without repetitions, in the given order.
+
+    Raises:
+        TypeError: If an entry is neither a string nor a layer.
+        ValueError: If a string is empty or has an empty path component.
+
+    Example:
+        >>> normalize_exclude([keras.layers.Dense(10, name="head"), "fc1/kernel"])
+        ('head', 'fc1/kernel')
+    """
+    if isinstance(exclude, (str, keras.layers.Layer)):
+        exclude = [exclude]
+    if not isinstance(exclude, Iterable):
+        raise _exclude_type_error(exclude)
+    names: list[str] = []
+    for entry in exclude:
+        if isinstance(entry, keras.layers.Layer):
+            names.extend(_names_of_layer(entry))
+        elif isinstance(entry, str):
+            if not all(entry.split("/")):
+                raise ValueError(
+                    "`exclude` must hold names or paths such as 'fc2' or 'fc2/kernel', with no "
+                    f"empty component. Received: exclude entry {entry!r}"
+                )
+            names.append(entry)
+        else:
+            raise _exclude_type_error(entry)
+    return tuple(dict.fromkeys(names))
+
+
+def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
+    """Tells apart the weights, biases and normalisation parameters among trainable variables.
+
+    Args:
+        variables: Trainable variables, in the order in which an optimizer is built with them.
+        exclude: What is always trained; see `normalize_exclude`. An entry matches a variable if
+            its components, as split at `"/"`, occur one after the other in the variable's path:
+            `"fc2"`, `"fc2/kernel"` and `"model/fc2/kernel"` all match `"model/fc2/kernel"`.
+
+    Returns:
+        One `Parameter` for each variable, in order.
+
+    Raises:
+        TypeError: If `exclude` holds something that is neither a string nor a layer.
+        ValueError: If an entry of `exclude` matches no variable.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="fc")])
+        >>> [(p.kind, p.is_frozen_candidate) for p in classify(model.trainable_variables)]
+        [('weight', True), ('bias', False)]
+    """
+    paths = [path_of(variable) for variable in variables]
+    matched: set[int] = set()
+    for entry in normalize_exclude(exclude):
+        matches = {position for position, path in enumerate(paths) if _contains(path, entry)}
+        if not matches:
+            raise ValueError(
+                "Every entry of `exclude` must name a layer or a path of a trainable variable. "
+                f"The trainable variables are {shorten(paths)}. Received: exclude entry {entry!r}"
+            )
+        matched |= matches
+    return [
+        Parameter(position, variable, path, kind_of(variable), position in matched)
+        for position, (variable, path) in enumerate(zip(variables, paths, strict=True))
+    ]
+
+
+def shorten(names: Sequence[str], limit: int = 12) -> str:
+    """Lists names for an error message, the first `limit` of them only."""
+    shown = ", ".join(repr(name) for name in names[:limit]) or "none"
+    return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
+
+
+def _exclude_type_error(value: Any) -> TypeError:
+    return TypeError(
+        "`exclude` must be a layer's name, a path, a Keras layer, or an iterable of these. "
+        f"Received: exclude={value!r} (of type {type(value).__name__})"
+    )
+
+
+def _names_of_layer(layer: Any) -> list[str]:
+    # A functional model inside another is missing from its variables' paths; a Sequential is
+    # missing after a model has been saved and loaded. Both stand for the layers in them.
+    missing = not all(layer.name in path_of(v).split("/") for v in layer.trainable_variables)
+    names = []
+    if layer.built and (missing or isinstance(layer, keras.Sequential)):
+        inner_layers = [inner for inner in layer.layers if inner.trainable_variables]
+        names = [name for inner in inner_layers for name in _names_of_layer(inner)]
+    return names or [layer.name]
+
+
+def _contains(path: str, entry: str) -> bool:
+    return f"/{entry}/" in f"/{path}/"

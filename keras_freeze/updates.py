@@ -1,0 +1,449 @@
+"""The two ways to let an inner optimizer update what is trained and leave the rest as it is.
+
+`CompactUpdate` gives the inner optimizer only vectors of the trained weights, so that its moments
+cost what is trained and nothing it does can reach a frozen weight. `FullShapeUpdate` gives it every
+variable whole and restores the frozen entries afterwards; it can find the mask in the first batch,
+and serves optimizers that mix the entries of a variable. Both give the same weights for an
+optimizer that treats every coordinate alike.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_freeze import backend, saliency
+from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index, select_top
+from keras_freeze.parameters import Parameter
+
+# (gradient or None, variable, position of the variable)
+Step = Sequence[tuple[Any, Any, int]]
+
+
+class Update:
+    """What both ways share: coupled L2, the scalar of FreezeNet-WD, and the mask's book-keeping.
+
+    Args:
+        inner: the optimizer that computes the updates.
+        parameters: every variable of the wrapper, classified, in order.
+        frozen_weights: "keep", "decay" or "zero".
+        l2: coefficient of the coupled weight decay, which reaches everything that is trained.
+        num_rescued: how many trained weights the at-least-one rule added.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        parameters: Sequence[Parameter],
+        frozen_weights: str,
+        l2: float,
+        num_rescued: int = 0,
+    ) -> None:
+        self.inner = inner
+        self.parameters = parameters
+        self.frozen_weights = frozen_weights
+        self.l2 = l2
+        self.num_rescued = num_rescued
+        # Under coupled L2 and SGD every frozen weight follows one linear recurrence, so that the
+        # inner optimizer runs it once, on this scalar, and the weights follow by its ratio.
+        self.decay_scale = (
+            keras.Variable(1.0, dtype="float32", name="decay_scale")
+            if frozen_weights == "decay"
+            else None
+        )
+
+    @property
+    def variables(self) -> list[Any]:
+        """The update's own state."""
+        return [] if self.decay_scale is None else [self.decay_scale]
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        """The mask, or None where it is not known yet."""
+        raise NotImplementedError
+
+    def accepts(self, mask: FreezeMask, compact: bool) -> bool:
+        """Whether `replace_mask` can take this mask over without new variables."""
+        raise NotImplementedError
+
+    def replace_mask(self, mask: FreezeMask) -> None:
+        """Takes over a mask and leaves the inner optimizer's state alone."""
+        raise NotImplementedError
+
+    def apply(self, step: Step) -> None:
+        """Updates the model's variables by one step of the inner optimizer."""
+        raise NotImplementedError
+
+    def _build_inner(self, variables: list[Any]) -> None:
+        self.inner.build(variables if self.decay_scale is None else [*variables, self.decay_scale])
+
+    def _with_l2(self, gradient: Any, variable: Any) -> Any:
+        """The gradient plus l2 * variable: PyTorch's weight decay, before momentum."""
+        if self.l2 == 0.0 or gradient is None:
+            return gradient
+        return backend.to_dense(gradient) + self._l2_gradient(variable)
+
+    def _l2_gradient(self, variable: Any) -> Any:
+        # Gradients arrive multiplied by the loss scale, and the inner optimizer divides by it.
+        factor = self.l2 * (self.inner.loss_scale_factor or 1.0)
+        return ops.multiply(ops.cast(factor, variable.dtype), variable)
+
+    def _update_inner(self, gradients: list[Any], variables: list[Any]) -> Any:
+        """One step of the inner optimizer; returns what frozen weights are multiplied by, or None.
+
+        None means that they keep their value.
+        """
+        if self.decay_scale is None:
+            if variables:
+                self.inner.apply(gradients, variables)
+            return None
+        before = backend.read(self.decay_scale)
+        self.inner.apply(
+            [*gradients, self._l2_gradient(self.decay_scale)], [*variables, self.decay_scale]
+        )
+        return ops.where(before == 0.0, 0.0, ops.divide(self.decay_scale, before))
+
+    def _make_mask(self, trained: dict[int, np.ndarray], num_rescued: int) -> FreezeMask:
+        """A FreezeMask from boolean arrays by position."""
+        parameters = [self.parameters[position] for position in trained]
+        entries = [
+            MaskEntry(p.position, p.path, trained[p.position], p.is_frozen_candidate)
+            for p in parameters
+        ]
+        return FreezeMask(entries, [p.variable for p in parameters], num_rescued)
+
+
+class CompactUpdate(Update):
+    """The inner optimizer sees one vector of trained weights per kernel (DESIGN decision 2).
+
+    Args:
+        trained_counts: how many entries of each variable are trained; None where the variable is
+            outside the mask and trained whole.
+        mask: the mask with these counts; None if it is read from a file later.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        parameters: Sequence[Parameter],
+        frozen_weights: str,
+        l2: float,
+        trained_counts: Sequence[int | None],
+        mask: FreezeMask | None,
+    ) -> None:
+        num_rescued = 0 if mask is None else mask.num_rescued
+        super().__init__(inner, parameters, frozen_weights, l2, num_rescued)
+        self.trained_counts = list(trained_counts)
+        self._has_mask = mask is not None
+        self._indices: dict[int, Any] = {}
+        self._values: dict[int, Any] = {}
+        chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
+        for position, count in self._partly_trained():
+            variable = parameters[position].variable
+            indices = (
+                np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
+            )
+            self._indices[position] = _variable(indices, "int32", "trained_indices")
+            values = backend.gather(variable, indices)
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            path = parameters[position].path
+            self._values[position] = _variable(values, dtype, path.split("/")[-1], path)
+        # Entries that a variable excluded from decay is known by are those of its vector, too.
+        excluded = getattr(inner, "_exclude_from_weight_decay", None)
+        if excluded:
+            for position, values in self._values.items():
+                if inner._var_key(parameters[position].variable) in excluded:
+                    excluded.add(inner._var_key(values))
+        self._build_inner([v for p in parameters if (v := self._seen_by_inner(p)) is not None])
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, *self._indices.values()]
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        if not self._has_mask:
+            return None
+        trained = {}
+        for position, count in enumerate(self.trained_counts):
+            if count is None:
+                continue
+            shape = tuple(self.parameters[position].variable.shape)
+            array = np.full(shape, position not in self._indices)
+            if position in self._indices:
+                array.reshape(-1)[backend.to_numpy(self._indices[position])] = True
+            trained[position] = array
+        return self._make_mask(trained, self.num_rescued)
+
+    def accepts(self, mask: FreezeMask, compact: bool) -> bool:
+        counts = {e.position: int(e.trained.sum()) for e in mask.entries}
+        return compact and self.trained_counts == [counts.get(p.position) for p in self.parameters]
+
+    def replace_mask(self, mask: FreezeMask) -> None:
+        chosen = {e.position: e.trained for e in mask.entries}
+        for position, indices in self._indices.items():
+            indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
+        self.num_rescued = mask.num_rescued
+        self._has_mask = True
+
+    def apply(self, step: Step) -> None:
+        if not self._has_mask:
+            raise ValueError(
+                "This FreezeOptimizer was made from a configuration that says how many weights are "
+                "trained but not which: load the state that was saved with it, or call "
+                "`keras_freeze.freeze(model, ...)` first."
+            )
+        gradients, variables = [], []
+        for gradient, variable, position in step:
+            if position not in self._indices:
+                gradients.append(self._with_l2(gradient, variable))
+                variables.append(variable)
+            elif self.trained_counts[position]:
+                values, indices = self._values[position], self._indices[position]
+                values.assign(backend.gather(variable, indices))
+                if gradient is not None:
+                    gradient = backend.gather(backend.to_dense(gradient), indices)
+                gradients.append(self._with_l2(gradient, values))
+                variables.append(values)
+        factor = self._update_inner(gradients, variables)
+        for _, variable, position in step:
+            if position in self._indices:
+                self._write_back(variable, position, factor)
+
+    def _write_back(self, variable: Any, position: int, factor: Any) -> None:
+        indices, values = self._indices[position], self._values[position]
+        if factor is not None:
+            backend.scale_and_scatter(variable, indices, values, factor)
+        if not self.trained_counts[position]:
+            return
+        if factor is None:
+            backend.scatter(variable, indices, values)
+        if getattr(variable, "constraint", None) is not None:
+            allowed = variable.constraint(variable)
+            backend.scatter(variable, indices, backend.gather(allowed, indices))
+
+    def _partly_trained(self) -> Iterator[tuple[int, int]]:
+        for position, count in enumerate(self.trained_counts):
+            size = int(np.prod(self.parameters[position].variable.shape, dtype=np.int64))
+            if count is not None and count < size:
+                yield position, count
+
+    def _seen_by_inner(self, parameter: Parameter) -> Any:
+        """What the inner optimizer is built with for a variable, or None."""
+        if parameter.position not in self._indices:
+            return parameter.variable
+        return self._values[parameter.position] if self.trained_counts[parameter.position] else None
+
+
+class FullShapeUpdate(Update):
+    """The inner optimizer sees whole variables; frozen entries are restored after each step.
+
+    Args:
+        mask: the mask; None if the first batch decides it, by the following.
+        freeze_rate, criterion, seed: how the mask is chosen.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        parameters: Sequence[Parameter],
+        frozen_weights: str,
+        l2: float,
+        mask: FreezeMask | None,
+        freeze_rate: float,
+        criterion: str | saliency.Criterion,
+        seed: int,
+    ) -> None:
+        super().__init__(inner, parameters, frozen_weights, l2)
+        self._criterion = criterion
+        self._seed = seed
+        candidates = [p for p in parameters if p.is_frozen_candidate]
+        sizes = [int(np.prod(p.variable.shape, dtype=np.int64)) for p in candidates]
+        self._num_trained = num_trained_weights(freeze_rate, sum(sizes))
+        self._rescued = (
+            {}
+            if freeze_rate == 1.0
+            else {
+                p.position: rescue_index(seed, p.position, size)
+                for p, size in zip(candidates, sizes, strict=True)
+                if size
+            }
+        )
+        self._candidates = {p.position: size for p, size in zip(candidates, sizes, strict=True)}
+        self._decided = _variable(np.array(mask is not None), "bool", "mask_decided")
+        self._masks = {
+            position: _variable(trained, "bool", "mask")
+            for position, trained in self._initial_masks(mask).items()
+        }
+        if mask is not None:
+            self.num_rescued = mask.num_rescued
+        self._given = mask is not None
+        self._build_inner([p.variable for p in parameters])
+
+    def _initial_masks(self, mask: FreezeMask | None) -> dict[int, np.ndarray]:
+        if mask is not None:
+            return {entry.position: entry.trained for entry in mask.entries}
+        shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
+        if self._criterion != saliency.RANDOM:
+            return {position: np.ones(shape, bool) for position, shape in shapes.items()}
+        # A random mask needs no gradients: it waits here until the first batch adopts it.
+        scores = [saliency.random_scores(s, self._seed, p) for p, s in shapes.items()]
+        masks = dict(zip(shapes, select_top(scores, self._num_trained), strict=True))
+        for position, index in self._rescued.items():
+            if not masks[position].any():
+                masks[position].reshape(-1)[index] = True
+        return masks
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, self._decided, *self._masks.values()]
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        if not bool(backend.to_numpy(self._decided)):
+            return None
+        trained = {position: backend.to_numpy(mask) for position, mask in self._masks.items()}
+        return self._make_mask(trained, self._count_rescued(trained))
+
+    def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
+        if self._given:
+            return self.num_rescued
+        return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
+
+    def accepts(self, mask: FreezeMask, compact: bool) -> bool:
+        return not compact and [e.position for e in mask.entries] == list(self._masks)
+
+    def replace_mask(self, mask: FreezeMask) -> None:
+        for entry in mask.entries:
+            self._masks[entry.position].assign(entry.trained)
+        self.num_rescued = mask.num_rescued
+        self._given = True
+        self._decided.assign(True)
+
+    def apply(self, step: Step) -> None:
+        if self._given:
+            self._step(step)
+            return
+        decided_before = backend.read(self._decided)
+        ops.cond(decided_before, lambda: None, lambda: self._decide(step))
+        # The first gradient is the dense network's, which "zero" has just replaced.
+        may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
+        ops.cond(may_step, lambda: self._step(step), lambda: None)
+
+    def _decide(self, step: Step) -> None:
+        """Finds the mask from the weights and gradients of this batch (the paper's algorithm 1)."""
+        if self._criterion == saliency.RANDOM:
+            self._adopt({position: mask.value for position, mask in self._masks.items()})
+            return
+        gradients = {position: gradient for gradient, _, position in step}
+        missing = [self.parameters[p].path for p in self._candidates if p not in gradients]
+        if missing:
+            raise ValueError(
+                "The first step decides which weights are trained, so that it needs the gradients "
+                f"of all of them. Missing: {', '.join(missing)}. Call `keras_freeze.freeze` first, "
+                "or apply all gradients at once."
+            )
+        scores = [self._scores(position, gradients[position]) for position in self._candidates]
+        finite = [ops.all(ops.isfinite(s)) for s in scores]
+        checks = [
+            backend.require(
+                ok,
+                f"The saliency of {self.parameters[position].path!r} is not finite in the first "
+                "batch: look for NaN or infinite values in the data, the loss and the weights.",
+            )
+            for ok, position in zip(finite, self._candidates, strict=True)
+        ]
+        with backend.after(checks):
+            # XLA cannot raise: there, a batch that is not finite decides nothing.
+            ops.cond(
+                ops.all(ops.stack(finite)), lambda: self._adopt(self._top(scores)), lambda: None
+            )
+
+    def _scores(self, position: int, gradient: Any) -> Any:
+        parameter = self.parameters[position]
+        if gradient is not None:
+            gradient = ops.cast(backend.to_dense(gradient), "float32")
+            gradient = gradient / (self.inner.loss_scale_factor or 1.0)
+        weights = backend.read(parameter.variable)
+        scores = saliency.score(self._criterion, weights, gradient, parameter.path)
+        return ops.reshape(scores, [-1])
+
+    def _top(self, scores: list[Any]) -> dict[int, Any]:
+        flat = backend.top_k_mask(ops.concatenate(scores), self._num_trained)
+        ends = np.cumsum(list(self._candidates.values()))
+        masks = {}
+        for (position, size), end in zip(self._candidates.items(), ends, strict=True):
+            mask = flat[end - size : end]
+            if position in self._rescued:
+                one = np.arange(size) == self._rescued[position]
+                mask = ops.where(ops.any(mask), mask, one)
+            masks[position] = ops.reshape(mask, self.parameters[position].variable.shape)
+        return masks
+
+    def _adopt(self, masks: dict[int, Any]) -> None:
+        for position, mask in masks.items():
+            self._masks[position].assign(mask)
+            if self.frozen_weights == "zero":
+                variable = self.parameters[position].variable
+                variable.assign(ops.where(mask, variable, ops.zeros_like(variable)))
+        self._decided.assign(True)
+
+    def _step(self, step: Step) -> None:
+        gradients, before = [], {}
+        for gradient, variable, position in step:
+            gradient = self._with_l2(gradient, variable)
+            if position in self._masks:
+                before[position] = backend.read(variable)
+                if gradient is not None:
+                    # `where`, not a product: a frozen entry's NaN would survive the product.
+                    gradient = backend.to_dense(gradient)
+                    zeros = ops.zeros_like(gradient)
+                    gradient = ops.where(self._masks[position], gradient, zeros)
+            gradients.append(gradient)
+        variables = [variable for _, variable, _ in step]
+        factor = self._update_inner(gradients, variables)
+        for _, variable, position in step:
+            if position in self._masks:
+                frozen = before[position]
+                if factor is not None:
+                    frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
+                variable.assign(ops.where(self._masks[position], variable, frozen))
+        self._copy_frozen_entries_to_averages()
+
+    def _copy_frozen_entries_to_averages(self) -> None:
+        """Keeps swapping a model's weights with their moving averages exact."""
+        for optimizer in _with_averages(self.inner):
+            for parameter in self.parameters:
+                key = optimizer._var_key(parameter.variable)
+                index = optimizer._trainable_variables_indices.get(key)
+                if index is None or parameter.position not in self._masks:
+                    continue
+                average = optimizer._model_variables_moving_average[index]
+                mask = self._masks[parameter.position]
+                average.assign(ops.where(mask, average, parameter.variable))
+
+
+def reset_inner(inner: Any) -> None:
+    """Makes a built optimizer ready to be built again; its iterations and its rate stay."""
+    for optimizer in getattr(inner, "optimizers", []):
+        reset_inner(optimizer)
+    for variable in list(inner._variables):
+        if variable is not inner._iterations and variable is not inner._learning_rate:
+            inner._untrack_variable(variable)
+    inner._trainable_variables_indices = {}
+    inner.built = False
+
+
+def _with_averages(inner: Any) -> list[Any]:
+    return [o for o in [inner, *getattr(inner, "optimizers", [])] if o.use_ema]
+
+
+def _variable(value: Any, dtype: str, name: str, path: str | None = None) -> Any:
+    variable = keras.Variable(value, dtype=dtype, name=name, trainable=path is not None)
+    if path is not None:
+        # Under the kernel's own path, so that what goes by path or name (decay exclusions,
+        # optimizer maps) treats the vector as it would the kernel.
+        variable._path = path
+    return variable
