@@ -393,10 +393,26 @@ class FreezeMask:
         return iter(self.paths)
 
     def __getitem__(self, key: Any) -> np.ndarray:
+        return self.entry(key).trained
+
+    def entry(self, key: Any) -> MaskEntry:
+        """Finds the entry of a variable, of which `mask[key]` gives the array.
+
+        Args:
+            key: A path, with or without the model's name, or a variable that the mask was made
+                with.
+
+        Returns:
+            The entry.
+
+        Raises:
+            KeyError: If there is none.
+            ValueError: If a path fits several entries.
+        """
         if not isinstance(key, str):
             reference, entry = self._by_identity.get(id(key), (lambda: None, None))
             if entry is not None and reference() is key:
-                return entry.trained
+                return entry
             raise KeyError(
                 "The mask has no entry for this object; use a path, or one of the variables that "
                 f"the mask was made with. Received: {getattr(key, 'path', key)!r}"
@@ -414,7 +430,7 @@ class FreezeMask:
                 f"The path is ambiguous: it fits {listed}. Use a longer path, the variable itself, "
                 f"or `entries`. Received: {key!r}"
             )
-        return matches[0].trained
+        return matches[0]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FreezeMask):

@@ -198,16 +198,13 @@ def _statistics(name: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray
     Both float32, of shape (channels,) where each channel has its own, else of shape (1,).
     """
     images, _ = sources.read(name, "train", data_dir)
-    if not catalog.info(name).per_channel:
-        images = images.reshape(-1, 1)
-    # Integer sums are exact; in chunks, since the squares need eight times the memory.
-    axes = tuple(range(images.ndim - 1))
-    total = images.sum(axes, dtype=np.int64)
-    squares = sum(
-        np.square(chunk, dtype=np.int64).sum(axes)
-        for chunk in np.array_split(images, 1 + images.size // 10_000_000)
-    )
-    count = images.size // images.shape[-1]
+    channels = images.shape[-1] if catalog.info(name).per_channel else 1
+    values = images.reshape(len(images), -1)
+    # Integer sums are exact.
+    total = values.sum(axis=0, dtype=np.int64).reshape(-1, channels).sum(axis=0)
+    squares = np.einsum("ij,ij->j", values, values, dtype=np.int64)
+    squares = squares.reshape(-1, channels).sum(axis=0)
+    count = images.size // channels
     mean = total / count
     deviation = np.sqrt(squares / count - mean**2)
     return mean.astype(np.float32), (1 / deviation).astype(np.float32)
