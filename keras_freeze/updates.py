@@ -393,7 +393,9 @@ class FullShapeUpdate(Update):
     def _step(self, step: Step) -> None:
         gradients, before = [], {}
         for gradient, variable, position in step:
-            gradient = self._with_l2(gradient, variable)
+            if gradient is not None:
+                # A copy that belongs to the branch of the `cond` in which this may be traced.
+                gradient = self._with_l2(backend.read(gradient), variable)
             if position in self._masks:
                 before[position] = backend.read(variable)
                 if gradient is not None:

@@ -134,11 +134,28 @@ def test_a_subset_of_the_real_set(tmp_path):
     x = np.concatenate([parts["train"][0], parts["validation"][0]])
     np.testing.assert_allclose(x.mean(axis=(0, 1, 2), dtype=np.float64), 0, atol=1e-5)
     np.testing.assert_allclose(x.std(axis=(0, 1, 2), dtype=np.float64), 1, atol=1e-5)
-    # Three files are greyscale. Each channel has its own scale, so in bytes, and in all splits.
+    # Every file decoded directly, greyscale ones among them.
+    shutil.unpack_archive(SUBSET, tmp_path)
+    folder = tmp_path / "tiny-imagenet-200"
+    wnids = (folder / "wnids.txt").read_text().split()
+    annotations = (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    files = {
+        "train": [(path, path.parts[-3]) for path in folder.glob("train/*/images/*.JPEG")],
+        "validation": [
+            (folder / "val" / "images" / line.split("\t")[0], line.split("\t")[1])
+            for line in annotations
+        ],
+    }
     builder = tfds.builder("tiny_imagenet", data_dir=tmp_path)
-    grey = sum(
-        bool((image == image[..., :1]).all())
-        for split in ("train", "validation")
-        for image, _ in builder.as_dataset(split=split, as_supervised=True).as_numpy_iterator()
-    )
-    assert grey == 3
+    channels = set()
+    for split, labelled in files.items():
+        expected = []
+        for path, wnid in labelled:
+            content = path.read_bytes()
+            channels.add(int(tf.io.extract_jpeg_shape(content)[-1]))
+            pixels = tf.image.decode_jpeg(content, channels=3).numpy()
+            expected.append((wnids.index(wnid), pixels.tobytes()))
+        dataset = builder.as_dataset(split=split, as_supervised=True)
+        found = [(int(label), image.tobytes()) for image, label in dataset.as_numpy_iterator()]
+        assert sorted(found) == sorted(expected)
+    assert channels == {1, 3}

@@ -12,7 +12,7 @@ def split_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.nd
         labels: integers, (n,).
         fraction: the share to hold out, between 0 and 1: 0.1 is the paper's 9/1, 0.05 its 19/1,
             0.25 its 3/1. Exactly `round(fraction * n)` examples are held out, and of each class
-            its share of them to within one.
+            its share of them up to rounding.
         seed: a non-negative integer.
 
     Returns:
@@ -38,4 +38,5 @@ def split_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.nd
         standing[members] = (np.arange(len(members)) + 0.5) / len(members)
     held_out = np.zeros(count, bool)
     held_out[order[np.argsort(standing[order], kind="stable")][:num_held_out]] = True
-    return order[~held_out[order]], np.flatnonzero(held_out)
+    # Shuffled anew: in `order`, what is left of the first places is no fair sample.
+    return rng.permutation(np.flatnonzero(~held_out)), np.flatnonzero(held_out)

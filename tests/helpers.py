@@ -1,0 +1,138 @@
+"""What the tests of training share: tiny data and models, comparing bits, and masks by hand."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_freeze as kf
+
+# The variables that FreezeNet may freeze, by the last component of their path.
+WEIGHT_NAMES = {
+    "kernel",
+    "recurrent_kernel",
+    "depthwise_kernel",
+    "pointwise_kernel",
+    "embeddings",
+}
+
+
+def bits(array):
+    """The bit pattern of a float array, which tells -0.0 from 0.0 and one NaN from another."""
+    array = np.ascontiguousarray(array)
+    return array.view(f"uint{8 * array.dtype.itemsize}")
+
+
+def same_bits(first, second):
+    return np.array_equal(bits(first), bits(second))
+
+
+def value_of(variable):
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def values_of(variables):
+    return [value_of(v) for v in variables]
+
+
+def is_weight(variable):
+    return variable.path.split("/")[-1] in WEIGHT_NAMES
+
+
+def blobs(num=48, features=6, classes=3, seed=0):
+    """A batch of inputs and integer labels that a linear network can tell apart."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(num) % classes
+    x = rng.normal(size=(num, features)) + 2.0 * rng.normal(size=(classes, features))[y]
+    return x.astype("float32"), y
+
+
+def dense_model(seed=0, features=6, classes=3, dtype=None):
+    """A network with kernels, biases and normalisation; two of each."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((features,)),
+            keras.layers.Dense(8, activation="tanh", name="body", dtype=dtype),
+            keras.layers.BatchNormalization(name="norm", dtype=dtype),
+            keras.layers.Dense(classes, name="head", dtype=dtype),
+        ]
+    )
+
+
+def crossentropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def sgd(learning_rate=0.1, **arguments):
+    return keras.optimizers.SGD(learning_rate, **arguments)
+
+
+def compiled(model, optimizer=None, **arguments):
+    """The model, compiled with a FreezeOptimizer that freezes three quarters."""
+    if optimizer is None:
+        optimizer = kf.FreezeOptimizer(sgd(momentum=0.9), freeze_rate=0.75)
+    arguments = {"loss": crossentropy(), **arguments}
+    model.compile(optimizer=optimizer, **arguments)
+    return model
+
+
+def fit(model, x, y=None, **arguments):
+    arguments = {"epochs": 1, "shuffle": False, "verbose": 0, **arguments}
+    return model.fit(x, y, **arguments)
+
+
+def mask_by_hand(weights, gradients, freeze_rate):
+    """Equation 1 and algorithm 1 by sorting; without the rule of at least one weight a layer."""
+    scores = np.concatenate([np.abs(w * g).ravel() for w, g in zip(weights, gradients, strict=True)])
+    num_trained = scores.size - round(freeze_rate * scores.size)
+    flat = np.zeros(scores.size, bool)
+    flat[np.argsort(-scores, kind="stable")[:num_trained]] = True
+    masks, start = [], 0
+    for w in weights:
+        masks.append(flat[start : start + w.size].reshape(w.shape))
+        start += w.size
+    return masks
+
+
+def equals_by_hand(found, expected):
+    """Whether a layer's mask is the one by hand, where a layer left empty is given one weight."""
+    return np.array_equal(found, expected) if expected.any() else found.sum() == 1
+
+
+def gradients_by_tape(model, x, y, loss=None):
+    """The gradients of a loss at the model's present values, moving statistics kept."""
+    loss = crossentropy() if loss is None else loss
+    state = [(v, value_of(v)) for v in model.non_trainable_variables]
+    variables = [v.value for v in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x, training=True))
+    gradients = tape.gradient(value, variables)
+    for variable, before in state:
+        variable.assign(before)
+    return [
+        np.zeros(v.shape, "float32") if g is None else np.array(tf.convert_to_tensor(g))
+        for g, v in zip(gradients, variables, strict=True)
+    ]
+
+
+def assert_frozen_bits_kept(variables, mask, before):
+    """Every entry that the mask freezes has the bits it had; at least one entry is frozen."""
+    num_frozen = 0
+    for variable, old in zip(variables, before, strict=True):
+        if not is_weight(variable):
+            continue
+        frozen = ~mask[variable]
+        num_frozen += frozen.sum()
+        assert same_bits(value_of(variable)[frozen], old[frozen]), variable.path
+    assert num_frozen
+
+
+def assert_trained_moved(variables, mask, before):
+    """Something that is trained has moved, in the weights and in everything else."""
+    for of_weights in (True, False):
+        pairs = [
+            (value_of(v), old, mask[v] if of_weights else np.ones(old.shape, bool))
+            for v, old in zip(variables, before, strict=True)
+            if is_weight(v) == of_weights
+        ]
+        assert any((new != old)[trained].any() for new, old, trained in pairs)

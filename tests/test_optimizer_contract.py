@@ -1,0 +1,464 @@
+"""What holds for every inner optimizer: ten steps with the same gradients for all contestants."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import (
+    assert_frozen_bits_kept,
+    blobs,
+    compiled,
+    dense_model,
+    equals_by_hand,
+    fit,
+    is_weight,
+    mask_by_hand,
+    same_bits,
+    sgd,
+    value_of,
+    values_of,
+)
+from keras import optimizers as ko
+
+import keras_freeze as kf
+from keras_freeze.optimizer import COORDINATE_WISE
+
+STEPS, FREEZE_RATE = 10, 0.75
+
+
+def multi_optimizer():
+    adam = ko.Adam(0.01, weight_decay=0.01)
+    return ko.MultiOptimizer(ko.OptimizerMap(sgd(momentum=0.9), {".*head/.*": adam}))
+
+
+SCHEDULE = ko.schedules.ExponentialDecay(0.1, 3, 0.5)
+
+INNER = {
+    "sgd": sgd,
+    "momentum": lambda: sgd(momentum=0.9),
+    "nesterov": lambda: sgd(momentum=0.9, nesterov=True),
+    "sgd_weight_decay": lambda: sgd(momentum=0.9, weight_decay=0.01),
+    "sgd_schedule": lambda: ko.SGD(SCHEDULE, momentum=0.9),
+    "sgd_clipnorm": lambda: sgd(clipnorm=0.5),
+    "sgd_clipvalue": lambda: sgd(clipvalue=0.2),
+    "sgd_global_clipnorm": lambda: sgd(momentum=0.9, global_clipnorm=1.0),
+    "sgd_accumulation": lambda: sgd(momentum=0.9, gradient_accumulation_steps=3),
+    "sgd_ema": lambda: sgd(use_ema=True, ema_momentum=0.8),
+    "sgd_ema_overwrite": lambda: sgd(use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3),
+    "sgd_loss_scale": lambda: sgd(momentum=0.9, loss_scale_factor=8.0),
+    "adam": lambda: ko.Adam(0.01),
+    "amsgrad": lambda: ko.Adam(0.01, amsgrad=True),
+    "adam_global_clipnorm": lambda: ko.Adam(0.01, global_clipnorm=1.0),
+    "adam_accumulation": lambda: ko.Adam(
+        0.01, weight_decay=0.1, gradient_accumulation_steps=2, clipnorm=0.5
+    ),
+    "adam_ema_overwrite": lambda: ko.Adam(
+        0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=1
+    ),
+    "adamw": lambda: ko.AdamW(0.01, weight_decay=0.1),
+    "rmsprop": lambda: ko.RMSprop(0.01, weight_decay=0.1),
+    "rmsprop_centered": lambda: ko.RMSprop(0.01, momentum=0.9, centered=True),
+    "adagrad": lambda: ko.Adagrad(0.1, weight_decay=0.1),
+    "adadelta": lambda: ko.Adadelta(1.0, weight_decay=0.1),
+    "adamax": lambda: ko.Adamax(0.01, weight_decay=0.1),
+    "nadam": lambda: ko.Nadam(0.01, weight_decay=0.1),
+    "ftrl": lambda: ko.Ftrl(
+        0.1,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.01,
+        weight_decay=0.1,
+    ),
+    "lion": lambda: ko.Lion(0.01, weight_decay=0.1),
+    "schedule_free": lambda: ko.ScheduleFreeAdamW(0.05, weight_decay=0.1),
+    "lamb": lambda: ko.Lamb(0.01, weight_decay=0.1),
+    "adafactor": lambda: ko.Adafactor(0.01, weight_decay=0.1),
+    "muon": lambda: ko.Muon(0.01, weight_decay=0.1),
+    "muon_ema": lambda: ko.Muon(0.01, use_ema=True, ema_overwrite_frequency=2),
+    "multi": multi_optimizer,
+}
+MIXING = {"lamb", "adafactor", "muon", "muon_ema"}
+each_inner = pytest.mark.parametrize("inner", INNER)
+each_way = pytest.mark.parametrize("way", ["freeze", "first_batch"])
+
+
+@functools.cache
+def gradients():
+    rng = np.random.default_rng(1)
+    shapes = [v.shape for v in dense_model().trainable_variables]
+    return [[rng.normal(size=s).astype("float32") for s in shapes] for _ in range(STEPS)]
+
+
+def scaled(arrays, optimizer):
+    factor = getattr(optimizer, "loss_scale_factor", None) or 1.0
+    return [tf.constant(a * np.float32(factor)) for a in arrays]
+
+
+def expected_masks(variables):
+    """By position, from the first gradients."""
+    chosen = [i for i, v in enumerate(variables) if is_weight(v)]
+    weights = [value_of(variables[i]) for i in chosen]
+    found = mask_by_hand(weights, [gradients()[0][i] for i in chosen], FREEZE_RATE)
+    assert all(m.any() and not m.all() for m in found)
+    return dict(zip(chosen, found, strict=True))
+
+
+@functools.cache
+def run(inner, way, l2=0.0):
+    """Values of all variables at the start and after each step, the optimizer and the model."""
+    model = dense_model()
+    variables = model.trainable_variables
+    masks = expected_masks(variables)
+    optimizer = kf.FreezeOptimizer(INNER[inner](), freeze_rate=FREEZE_RATE, l2=l2)
+    if way == "freeze":
+        by_path = {variables[i].path: m for i, m in masks.items()}
+        kf.freeze(model, mask=by_path, optimizer=optimizer)
+    history = [values_of(variables)]
+    for step in gradients():
+        optimizer.apply(scaled(step, optimizer), variables)
+        history.append(values_of(variables))
+    for i, expected in masks.items():
+        assert np.array_equal(optimizer.mask[variables[i]], expected)
+    return history, optimizer, model
+
+
+@functools.cache
+def run_reference(inner, l2=0.0):
+    """The bare optimizer on masked gradients, frozen entries put back after each step."""
+    variables = dense_model().trainable_variables
+    masks = expected_masks(variables)
+    optimizer = INNER[inner]()
+    history = [values_of(variables)]
+    for step in gradients():
+        before = values_of(variables)
+        step = [g + np.float32(l2) * w for g, w in zip(step, before, strict=True)]
+        step = [np.where(masks.get(i, True), g, np.float32(0)) for i, g in enumerate(step)]
+        optimizer.apply(scaled(step, optimizer), variables)
+        for i, mask in masks.items():
+            variables[i].assign(np.where(mask, value_of(variables[i]), before[i]))
+        history.append(values_of(variables))
+    return history
+
+
+@each_way
+@each_inner
+def test_frozen_weights_keep_their_bits_and_the_rest_is_trained(inner, way):
+    history, optimizer, model = run(inner, way)
+    variables = model.trainable_variables
+    for values in history[1:]:
+        for i, mask in expected_masks(dense_model().trainable_variables).items():
+            assert same_bits(values[i][~mask], history[0][i][~mask])
+    for v, new, old in zip(variables, history[-1], history[0], strict=True):
+        trained = optimizer.mask[v] if is_weight(v) else np.ones(v.shape, bool)
+        assert (new != old)[trained].mean() > 0.5
+
+
+@each_way
+@pytest.mark.parametrize("inner", [name for name in INNER if name not in MIXING])
+def test_trained_weights_equal_a_dense_masked_reference(inner, way):
+    for ours, theirs in zip(run(inner, way)[0], run_reference(inner), strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
+
+
+@each_inner
+def test_both_ways_give_the_same_weights(inner):
+    for compact, full in zip(run(inner, "freeze")[0], run(inner, "first_batch")[0], strict=True):
+        for a, b in zip(compact, full, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
+
+
+@each_way
+@pytest.mark.parametrize("inner", ["momentum", "sgd_loss_scale", "adamw", "sgd_accumulation"])
+def test_coupled_decay_reaches_what_is_trained_and_nothing_else(inner, way):
+    ours, theirs = run(inner, way, l2=0.05)[0], run_reference(inner, l2=0.05)
+    assert not np.allclose(theirs[-1][0], run_reference(inner)[-1][0], atol=1e-4)
+    for a, b in zip(ours[-1], theirs[-1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
+    for i, mask in expected_masks(dense_model().trainable_variables).items():
+        assert same_bits(ours[-1][i][~mask], ours[0][i][~mask])
+
+
+@each_way
+def test_momentum_equals_the_recurrence_by_hand(way):
+    history = run("momentum", way, l2=0.05)[0]
+    masks = expected_masks(dense_model().trainable_variables)
+    for i, start in enumerate(history[0]):
+        trained = masks.get(i, np.ones(start.shape, bool))
+        w, velocity = start.astype("float64"), np.zeros(start.shape)
+        for step in gradients():
+            velocity = 0.9 * velocity - 0.1 * (step[i] + 0.05 * w)
+            w = np.where(trained, w + velocity, w)
+        np.testing.assert_allclose(history[-1][i], w, rtol=1e-5, atol=1e-6)
+
+
+@each_way
+def test_adam_equals_the_recurrence_by_hand(way):
+    history = run("adam", way)[0]
+    masks = expected_masks(dense_model().trainable_variables)
+    for i, start in enumerate(history[0]):
+        w, m, v = start.astype("float64"), np.zeros(start.shape), np.zeros(start.shape)
+        for t, step in enumerate(gradients(), 1):
+            m = 0.9 * m + 0.1 * step[i]
+            v = 0.999 * v + 0.001 * step[i].astype("float64") ** 2
+            rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+            w = np.where(masks.get(i, True), w - rate * m / (np.sqrt(v) + 1e-7), w)
+        np.testing.assert_allclose(history[-1][i], w, rtol=1e-5, atol=1e-6)
+
+
+@each_way
+def test_global_norm_counts_trained_entries_only(way):
+    """One step by hand: the norm over the masked gradients of all variables together."""
+    history = run("sgd_global_clipnorm", way)[0]
+    masks = expected_masks(dense_model().trainable_variables)
+    masked = [np.where(masks.get(i, True), g, 0.0) for i, g in enumerate(gradients()[0])]
+    norm = np.sqrt(sum((g**2).sum() for g in masked))
+    assert norm > 1.0
+    for new, old, g in zip(history[1], history[0], masked, strict=True):
+        np.testing.assert_allclose(new, old - 0.1 * g / norm, rtol=1e-5, atol=1e-6)
+
+
+@each_inner
+def test_the_inner_optimizer_sees_kernels_whole_only_where_it_must(inner):
+    """State of the compact way costs what is trained: no slot has a frozen kernel's shape."""
+    _, optimizer, model = run(inner, "freeze")
+    kernels = [tuple(v.shape) for v in model.trainable_variables if is_weight(v)]
+    whole = {tuple(v.shape) for v in optimizer.inner_optimizer.variables} & set(kernels)
+    compact = type(INNER[inner]()) in COORDINATE_WISE and "ema" not in inner
+    assert not whole if compact else whole or inner == "adafactor"
+
+
+@pytest.mark.parametrize("inner", [name for name in INNER if "ema" in name])
+def test_final_averages_keep_frozen_bits(inner):
+    for way in ("freeze", "first_batch"):
+        history, optimizer, model = run.__wrapped__(inner, way)
+        last = values_of(model.trainable_variables)
+        optimizer.finalize_variable_values(model.trainable_variables)
+        assert_frozen_bits_kept(model.trainable_variables, optimizer.mask, history[0])
+        if "overwrite" not in inner:
+            final = values_of(model.trainable_variables)
+            assert any(not np.allclose(a, b) for a, b in zip(final, last, strict=True))
+
+
+@each_inner
+def test_nothing_frozen_is_the_bare_inner_optimizer_bit_for_bit(inner):
+    ours, bare = dense_model().trainable_variables, dense_model().trainable_variables
+    wrapped, inner_optimizer = kf.FreezeOptimizer(INNER[inner](), freeze_rate=0), INNER[inner]()
+    for step in gradients():
+        wrapped.apply(scaled(step, inner_optimizer), ours)
+        inner_optimizer.apply(scaled(step, inner_optimizer), bare)
+        assert all(same_bits(value_of(a), value_of(b)) for a, b in zip(ours, bare, strict=True))
+    wrapped.finalize_variable_values(ours)
+    inner_optimizer.finalize_variable_values(bare)
+    assert all(same_bits(value_of(a), value_of(b)) for a, b in zip(ours, bare, strict=True))
+    pairs = zip(wrapped.inner_optimizer.variables, inner_optimizer.variables, strict=True)
+    assert all(np.array_equal(value_of(a), value_of(b)) for a, b in pairs)
+
+
+@each_way
+@pytest.mark.parametrize("inner", ["momentum", "adamw", "ftrl", "muon", "multi", "sgd_ema"])
+def test_everything_frozen_trains_biases_and_normalisation_only(inner, way):
+    model = dense_model()
+    variables = model.trainable_variables
+    optimizer = kf.FreezeOptimizer(INNER[inner](), freeze_rate=1)
+    if way == "freeze":
+        nothing = {v.path: np.zeros(v.shape, bool) for v in variables if is_weight(v)}
+        kf.freeze(model, mask=nothing, optimizer=optimizer)
+    before = values_of(variables)
+    for step in gradients()[:3]:
+        optimizer.apply(scaled(step, optimizer), variables)
+    assert optimizer.mask.num_trained == 0
+    for v, old in zip(variables, before, strict=True):
+        new = value_of(v)
+        assert same_bits(new, old) if is_weight(v) else (new != old).all()
+
+
+@each_way
+def test_everything_frozen_at_rate_1_by_freeze_and_by_the_first_batch(way):
+    x, y = blobs()
+    model = compiled(dense_model(), kf.FreezeOptimizer(sgd(), freeze_rate=1.0))
+    before = values_of(model.trainable_variables)
+    if way == "freeze":
+        kf.freeze(model, x, y)
+    fit(model, x, y, batch_size=16)
+    assert model.optimizer.mask.num_trained == 0
+    for v, old in zip(model.trainable_variables, before, strict=True):
+        assert same_bits(value_of(v), old) == is_weight(v)
+
+
+GRAPH = [
+    "momentum",
+    "adamw",
+    "ftrl",
+    "adam_accumulation",
+    "sgd_ema_overwrite",
+    "schedule_free",
+    "muon",
+    "multi",
+]
+
+
+@each_way
+@pytest.mark.parametrize("inner", GRAPH)
+def test_a_compiled_function_gives_what_eager_steps_give(inner, way):
+    model = dense_model()
+    variables = model.trainable_variables
+    optimizer = kf.FreezeOptimizer(INNER[inner](), freeze_rate=FREEZE_RATE)
+    if way == "freeze":
+        masks = expected_masks(variables).items()
+        kf.freeze(model, mask={variables[i].path: m for i, m in masks}, optimizer=optimizer)
+
+    @tf.function(jit_compile=inner in ("adamw", "muon"))
+    def step(grads):
+        optimizer.apply(grads, variables)
+
+    before = values_of(variables)
+    for grads in gradients():
+        step([tf.constant(g) for g in grads])
+    assert_frozen_bits_kept(variables, optimizer.mask, before)
+    for v, expected in zip(variables, run(inner, way)[0][-1], strict=True):
+        np.testing.assert_allclose(value_of(v), expected, rtol=1e-4, atol=1e-5)
+
+
+@each_way
+def test_freeze_optimizer_as_one_of_several(way):
+    """Inside a MultiOptimizer it masks the variables it is given; the others train whole."""
+    x, y = blobs()
+    model = dense_model()
+    frozen = kf.FreezeOptimizer(sgd(), freeze_rate=0.75)
+    whole = ko.Adam(0.01)
+    compiled(model, ko.MultiOptimizer(ko.OptimizerMap(frozen, {".*head/.*": whole})))
+    before = values_of(model.trainable_variables)
+    if way == "freeze":
+        kf.freeze(model, x, y)
+    fit(model, x, y, batch_size=48, epochs=3)
+    mask = kf.get_mask(model)
+    assert mask == frozen.mask
+    assert [path.split("/")[-2] for path in mask.paths] == ["body"]
+    assert mask.num_trained == 12
+    for v, old in zip(model.trainable_variables, before, strict=True):
+        new = value_of(v)
+        if "body/kernel" in v.path:
+            assert same_bits(new[~mask[v]], old[~mask[v]])
+            assert (new != old)[mask[v]].all()
+        else:
+            assert (new != old).all()
+
+
+def test_loss_scaling_belongs_outside():
+    with pytest.raises(ValueError, match="outside"):
+        kf.FreezeOptimizer(ko.LossScaleOptimizer(sgd()))
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"clipnorm": 1.0},
+        {"weight_decay": 0.1},
+        {"use_ema": True},
+        {"gradient_accumulation_steps": 2},
+    ],
+)
+def test_what_belongs_to_the_inner_optimizer_is_refused(argument):
+    with pytest.raises(ValueError, match="inner optimizer"):
+        kf.FreezeOptimizer(sgd(), **argument)
+
+
+@pytest.mark.parametrize("freeze_rate", [-0.1, 1.1, float("nan"), 2])
+def test_freeze_rate_outside_its_range_is_refused_at_construction(freeze_rate):
+    with pytest.raises(ValueError, match="freeze_rate"):
+        kf.FreezeOptimizer(sgd(), freeze_rate=freeze_rate)
+
+
+@pytest.mark.parametrize(
+    ("inner", "arguments", "named"),
+    [
+        (lambda: sgd(), {}, "l2"),
+        (lambda: ko.Adam(0.1), {"l2": 0.1}, "Adam"),
+        (lambda: sgd(clipnorm=1.0), {"l2": 0.1}, "clipnorm"),
+        (lambda: sgd(weight_decay=0.1), {"l2": 0.1}, "weight_decay"),
+        (lambda: sgd(use_ema=True), {"l2": 0.1}, "use_ema"),
+    ],
+)
+def test_decay_of_frozen_weights_needs_plain_sgd(inner, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        kf.FreezeOptimizer(inner(), frozen_weights="decay", **arguments)
+
+
+def test_another_models_variables_are_unknown():
+    first, second = dense_model(), dense_model()
+    optimizer = kf.FreezeOptimizer(sgd(), freeze_rate=0.5)
+    grads = scaled(gradients()[0], optimizer)
+    optimizer.apply(grads, first.trainable_variables)
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.apply(grads, second.trainable_variables)
+
+
+def test_used_inner_optimizer_is_refused():
+    inner = sgd()
+    inner.build(dense_model().trainable_variables)
+    with pytest.raises(ValueError, match="already built"):
+        kf.FreezeOptimizer(inner)
+
+
+@pytest.mark.parametrize("inner", ["momentum", "adam", "muon", "multi", "schedule_free"])
+def test_overwriting_a_mask_starts_moments_anew_and_keeps_iterations(inner):
+    """From then on the optimizer is a new one that has counted the earlier steps."""
+    model = dense_model()
+    variables = model.trainable_variables
+    _, optimizer, _ = run.__wrapped__(inner, "first_batch")
+    optimizer = kf.FreezeOptimizer(INNER[inner](), freeze_rate=FREEZE_RATE)
+    for step in gradients()[:4]:
+        optimizer.apply(scaled(step, optimizer), variables)
+    masks = {v.path: value_of(v) > 0 for v in variables if is_weight(v)}
+    kf.freeze(model, mask=masks, optimizer=optimizer, overwrite=True)
+    assert int(optimizer.iterations) == 4
+    before = values_of(variables)
+    bare_variables = dense_model().trainable_variables
+    bare = INNER[inner]()
+    bare.build(bare_variables)
+    for one in [bare, *getattr(bare, "optimizers", [])]:
+        one._iterations.assign(4)
+    for a, old in zip(bare_variables, before, strict=True):
+        a.assign(old)
+    if inner == "schedule_free":  # its averages start from the values it is built with
+        for slot, old in zip(bare._momentums, before, strict=True):
+            slot.assign(old)
+    grads = gradients()[4]
+    chosen = [masks.get(v.path, np.ones(v.shape, bool)) for v in variables]
+    bare.apply(
+        [tf.constant(np.where(m, g, 0).astype("f")) for m, g in zip(chosen, grads, strict=True)],
+        bare_variables,
+    )
+    optimizer.apply(scaled(grads, optimizer), variables)
+    for v, a, old, m in zip(variables, bare_variables, before, chosen, strict=True):
+        np.testing.assert_allclose(value_of(v)[m], value_of(a)[m], rtol=1e-5, atol=1e-6)
+        assert same_bits(value_of(v)[~m], old[~m])
+
+
+@pytest.mark.parametrize("frequency", [None, 1])
+def test_overwriting_a_mask_keeps_moving_averages_near_the_weights(frequency):
+    """Averages that started from zero again would pull what is trained towards zero."""
+    model = dense_model()
+    variables = model.trainable_variables
+    inner = sgd(0.01, use_ema=True, ema_momentum=0.99, ema_overwrite_frequency=frequency)
+    optimizer = kf.FreezeOptimizer(inner, freeze_rate=0.5)
+    optimizer.apply(scaled(gradients()[0], optimizer), variables)
+    masks = {v.path: value_of(v) > 0 for v in variables if is_weight(v)}
+    kf.freeze(model, mask=masks, optimizer=optimizer, overwrite=True)
+    before = values_of(variables)
+    optimizer.apply(scaled(gradients()[1], optimizer), variables)
+    optimizer.finalize_variable_values(variables)
+    for v, old in zip(variables, before, strict=True):
+        np.testing.assert_allclose(value_of(v), old, atol=0.05)
+
+
+def test_resetting_counts_from_zero_in_every_part_of_a_multi_optimizer():
+    """`reinitialize` starts the optimizer anew, bias corrections included."""
+    x, y = blobs()
+    model = compiled(dense_model(), kf.FreezeOptimizer(multi_optimizer(), freeze_rate=0.5))
+    fit(model, x, y, batch_size=16)
+    kf.reinitialize(model)
+    inner = model.optimizer.inner_optimizer
+    assert [int(one.iterations) for one in [inner, *inner.optimizers]] == [0, 0, 0]
