@@ -91,7 +91,8 @@ def freeze(
     else:
         new_mask = _given_mask(mask, parameters)
     freeze_optimizer.set_mask(new_mask, variables)
-    outer.build(model.trainable_variables)
+    if not outer.built:
+        outer.build(model.trainable_variables)
     # A function traced for another mask or for full-shape updates would go on with them.
     model.train_function = None
     return new_mask
@@ -145,7 +146,8 @@ def compute_saliency(
     paths = [p.path for p in parameters]
     if len(set(paths)) < len(paths):
         raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
-    scores = _scores(model, parameters, batches, criterion, 0, loss, loss_scale(None))
+    scale = loss_scale(getattr(model, "optimizer", None))
+    scores = _scores(model, parameters, batches, criterion, 0, loss, scale)
     return dict(zip(paths, scores, strict=True))
 
 
@@ -232,13 +234,22 @@ def _freeze_optimizer_in(optimizer: Any) -> FreezeOptimizer:
 
 def _variables_of(model: keras.Model, outer: Any, freeze_optimizer: FreezeOptimizer) -> list[Any]:
     """The variables that the FreezeOptimizer updates."""
-    if isinstance(outer, keras.optimizers.MultiOptimizer):
+    if _has_multi_optimizer(outer):
         # Only its build says who updates what.
-        outer.build(model.trainable_variables)
+        if not outer.built:
+            outer.build(model.trainable_variables)
         return list(freeze_optimizer._trainable_variables)
     if not model.trainable_variables:
         raise ValueError("The model has no trainable variables, so that nothing can be frozen.")
     return list(model.trainable_variables)
+
+
+def _has_multi_optimizer(outer: Any) -> bool:
+    if isinstance(outer, FreezeOptimizer):
+        return False
+    if isinstance(outer, keras.optimizers.MultiOptimizer):
+        return True
+    return _has_multi_optimizer(outer.inner_optimizer)
 
 
 def _build_model(model: keras.Model, batches: Batches | None) -> None:

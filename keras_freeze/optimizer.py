@@ -15,7 +15,7 @@ from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
 from keras_freeze.saliency import Criterion, check_criterion
-from keras_freeze.updates import CompactUpdate, FullShapeUpdate, Update, reset_inner
+from keras_freeze.updates import CompactUpdate, FullShapeUpdate, Update, reset_inner, unbuild
 
 FROZEN_WEIGHTS = ("keep", "decay", "zero")
 
@@ -221,8 +221,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def _rebuild(self, state: "_State | None", variables: Sequence[Any]) -> None:
         if self.built:
             reset_inner(self.inner_optimizer)
-            self._trainable_variables_indices = {}
-            self.built = False
+            unbuild(self)
             self._generation += 1
             self._current_generation.assign(self._generation)
         self._pending = state
@@ -407,11 +406,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             "exclude": list(self._exclude_without_model_name()),
             "seed": self.seed,
         }
-        updates = self._updates
-        counts = updates.trained_counts if isinstance(updates, CompactUpdate) else None
-        counts = counts or self._trained_counts
-        if counts is not None:
-            config["trained_counts"] = list(counts)
+        if isinstance(self._updates, CompactUpdate):
+            config["trained_counts"] = list(self._updates.trained_counts)
+        elif self._trained_counts is not None:
+            config["trained_counts"] = list(self._trained_counts)
         return config
 
     def _exclude_without_model_name(self) -> list[str]:

@@ -427,15 +427,20 @@ class FullShapeUpdate(Update):
                 average.assign(ops.where(mask, average, parameter.variable))
 
 
+def unbuild(optimizer: Any) -> None:
+    """Makes a built optimizer ready to be built again, for other variables."""
+    optimizer._trainable_variables_indices = {}
+    optimizer.built = False
+
+
 def reset_inner(inner: Any) -> None:
-    """Makes a built optimizer ready to be built again; its iterations and its rate stay."""
+    """Unbuilds an optimizer and drops its state, but for its iterations and its rate."""
     for optimizer in getattr(inner, "optimizers", []):
         reset_inner(optimizer)
     for variable in list(inner._variables):
         if variable is not inner._iterations and variable is not inner._learning_rate:
             inner._untrack_variable(variable)
-    inner._trainable_variables_indices = {}
-    inner.built = False
+    unbuild(inner)
 
 
 def _with_averages(inner: Any) -> list[Any]:
