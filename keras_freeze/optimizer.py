@@ -15,7 +15,14 @@ from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
 from keras_freeze.saliency import Criterion, check_criterion
-from keras_freeze.updates import CompactUpdate, FullShapeUpdate, Update, reset_inner, unbuild
+from keras_freeze.updates import (
+    CompactUpdate,
+    FullShapeUpdate,
+    Update,
+    reset_inner,
+    unbuild,
+    with_parts,
+)
 
 FROZEN_WEIGHTS = ("keep", "decay", "zero")
 
@@ -195,7 +202,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def reset(self) -> None:
         """Starts the inner optimizer anew, with zero iterations and the same mask."""
         mask = self.mask
-        self.inner_optimizer._iterations.assign(0)
+        for optimizer in with_parts(self.inner_optimizer):
+            optimizer._iterations.assign(0)
         if self.built:
             state = None if mask is None else _State(mask, compact=self._suits_compact(mask))
             self._rebuild(state, self._trainable_variables)

@@ -78,6 +78,13 @@ class Update:
 
     def _build_inner(self, variables: list[Any]) -> None:
         self.inner.build(variables if self.decay_scale is None else [*variables, self.decay_scale])
+        # Keras starts moving averages in the first step; an optimizer that is built again has it
+        # behind it, and would average zeros in.
+        for optimizer in _with_averages(self.inner):
+            averages = optimizer._model_variables_moving_average
+            for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
+                if average is not None:
+                    average.assign(variable)
 
     def _with_l2(self, gradient: Any, variable: Any) -> Any:
         """The gradient plus l2 * variable: PyTorch's weight decay, before momentum."""
@@ -435,16 +442,20 @@ def unbuild(optimizer: Any) -> None:
 
 def reset_inner(inner: Any) -> None:
     """Unbuilds an optimizer and drops its state, but for its iterations and its rate."""
-    for optimizer in getattr(inner, "optimizers", []):
-        reset_inner(optimizer)
-    for variable in list(inner._variables):
-        if variable is not inner._iterations and variable is not inner._learning_rate:
-            inner._untrack_variable(variable)
-    unbuild(inner)
+    for optimizer in with_parts(inner):
+        for variable in list(optimizer._variables):
+            if variable is not optimizer._iterations and variable is not optimizer._learning_rate:
+                optimizer._untrack_variable(variable)
+        unbuild(optimizer)
+
+
+def with_parts(optimizer: Any) -> list[Any]:
+    """An optimizer and, of a MultiOptimizer, those it is made of."""
+    return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
 def _with_averages(inner: Any) -> list[Any]:
-    return [o for o in [inner, *getattr(inner, "optimizers", [])] if o.use_ema]
+    return [optimizer for optimizer in with_parts(inner) if optimizer.use_ema]
 
 
 def _variable(value: Any, dtype: str, name: str, path: str | None = None) -> Any:

@@ -83,7 +83,9 @@ def fit(model, x, y=None, **arguments):
 
 def mask_by_hand(weights, gradients, freeze_rate):
     """Equation 1 and algorithm 1 by sorting; without the rule of at least one weight a layer."""
-    scores = np.concatenate([np.abs(w * g).ravel() for w, g in zip(weights, gradients, strict=True)])
+    scores = np.concatenate(
+        [np.abs(w * g).ravel() for w, g in zip(weights, gradients, strict=True)]
+    )
     num_trained = scores.size - round(freeze_rate * scores.size)
     flat = np.zeros(scores.size, bool)
     flat[np.argsort(-scores, kind="stable")[:num_trained]] = True
