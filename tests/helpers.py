@@ -86,7 +86,7 @@ def mask_by_hand(weights, gradients, freeze_rate):
     scores = np.concatenate(
         [np.abs(w * g).ravel() for w, g in zip(weights, gradients, strict=True)]
     )
-    num_trained = scores.size - round(freeze_rate * scores.size)
+    num_trained = int((1 - freeze_rate) * scores.size)  # exact for halves and quarters
     flat = np.zeros(scores.size, bool)
     flat[np.argsort(-scores, kind="stable")[:num_trained]] = True
     masks, start = [], 0
