@@ -46,17 +46,22 @@ def blobs(num=48, features=6, classes=3, seed=0):
     return x.astype("float32"), y
 
 
-def dense_model(seed=0, features=6, classes=3, dtype=None):
-    """A network with kernels, biases and normalisation; two of each."""
+def dense_model(seed=0, dtype="float32"):
+    """A network with two each of kernels, biases and normalisation parameters, in any precision."""
     keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((features,)),
-            keras.layers.Dense(8, activation="tanh", name="body", dtype=dtype),
-            keras.layers.BatchNormalization(name="norm", dtype=dtype),
-            keras.layers.Dense(classes, name="head", dtype=dtype),
-        ]
-    )
+    default = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="tanh", name="body"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.Dense(3, name="head"),
+            ]
+        )
+    finally:
+        keras.config.set_dtype_policy(default)
 
 
 def crossentropy():
