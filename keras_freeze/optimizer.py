@@ -1,10 +1,7 @@
 """FreezeOptimizer: an optimizer that trains a few of a network's weights and freezes the rest."""
 
-import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,6 +10,7 @@ from keras import ops
 
 from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
+from keras_freeze.optimizer_state import State, read_state, relabel, write_state
 from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
 from keras_freeze.saliency import Criterion, check_criterion
 from keras_freeze.updates import (
@@ -42,8 +40,6 @@ COORDINATE_WISE = (
     keras.optimizers.Lion,
     keras.optimizers.ScheduleFreeAdamW,
 )
-
-_STATE_VERSION = 1
 
 
 @keras.saving.register_keras_serializable(package="keras_freeze")
@@ -128,7 +124,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         self._updates: Update | None = None
         # What the next build starts from: a mask from `freeze` or from a file, or, of an optimizer
         # that was made from a configuration, only how many entries of each variable are trained.
-        self._pending: _State | None = None
+        self._pending: State | None = None
         self._trained_counts: tuple[int | None, ...] | None = None
         # Counts rebuilds, so that a graph traced before one fails instead of training on a mask
         # that is gone.
@@ -166,10 +162,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             counts = _check_counts(self._trained_counts, parameters)
             return CompactUpdate(*arguments, counts, None)
         if state is None and self.freeze_rate == 0.0:
-            state = _State(_everything_trained(parameters), compact=True)
+            state = State(_everything_trained(parameters), compact=True)
         mask = None
         if state is not None and state.mask is not None:
-            mask = _relabel(state.mask, parameters)
+            mask = relabel(state.mask, parameters)
         updates: Update
         if mask is not None and state is not None and state.compact:
             updates = CompactUpdate(*arguments, _count_trained(mask, len(parameters)), mask)
@@ -195,7 +191,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             mask: which entries are trained; what it does not cover is trained whole.
             variables: the variables that the mask's positions mean.
         """
-        self._rebuild(_State(mask, compact=self._suits_compact(mask)), variables)
+        self._rebuild(State(mask, compact=self._suits_compact(mask)), variables)
         if self.frozen_weights == "zero":
             self.zero_frozen_weights()
 
@@ -205,7 +201,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         for optimizer in with_parts(self.inner_optimizer):
             optimizer._iterations.assign(0)
         if self.built:
-            state = None if mask is None else _State(mask, compact=self._suits_compact(mask))
+            state = None if mask is None else State(mask, compact=self._suits_compact(mask))
             self._rebuild(state, self._trainable_variables)
 
     def zero_frozen_weights(self) -> None:
@@ -226,7 +222,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         inner = self.inner_optimizer
         return everything_trained or (type(inner) in COORDINATE_WISE and not inner.use_ema)
 
-    def _rebuild(self, state: "_State | None", variables: Sequence[Any]) -> None:
+    def _rebuild(self, state: State | None, variables: Sequence[Any]) -> None:
         if self.built:
             reset_inner(self.inner_optimizer)
             unbuild(self)
@@ -370,7 +366,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         assert updates is not None
         scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
         compact = isinstance(updates, CompactUpdate)
-        _write_state(store, _State(updates.mask, compact, scale))
+        write_state(store, State(updates.mask, compact, scale))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the mask; an optimizer that is not built yet takes it over when it is built.
@@ -386,12 +382,12 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     stacklevel=2,
                 )
             return
-        state = _read_state(store)
+        state = read_state(store)
         updates = self._updates
         if updates is None:
             self._pending = state
             return
-        mask = None if state.mask is None else _relabel(state.mask, updates.parameters)
+        mask = None if state.mask is None else relabel(state.mask, updates.parameters)
         if mask is not None and updates.accepts(mask, state.compact):
             updates.replace_mask(mask)
             if state.decay_scale is not None and updates.decay_scale is not None:
@@ -443,89 +439,6 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         optimizer = cls(**arguments)
         optimizer._trained_counts = None if counts is None else tuple(counts)
         return optimizer
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a FreezeOptimizer is besides its inner optimizer."""
-
-    mask: FreezeMask | None
-    compact: bool
-    decay_scale: Any = None
-
-
-def _write_state(store: Any, state: _State) -> None:
-    entries = () if state.mask is None else state.mask.entries
-    header = {
-        "version": _STATE_VERSION,
-        "compact": state.compact,
-        "decided": state.mask is not None,
-        "num_rescued": 0 if state.mask is None else state.mask.num_rescued,
-        "entries": [[e.position, e.path, list(e.trained.shape), e.is_weight] for e in entries],
-    }
-    store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    if entries:
-        store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
-    if state.decay_scale is not None:
-        store["decay_scale"] = state.decay_scale
-
-
-def _read_state(store: Any) -> _State:
-    header = json.loads(np.asarray(store["header"]).tobytes())
-    if header["version"] != _STATE_VERSION:
-        raise ValueError(
-            f"This FreezeOptimizer reads state of version {_STATE_VERSION}. "
-            f"Received: version {header['version']}; update keras_freeze."
-        )
-    mask = None
-    if header["decided"]:
-        sizes = [int(np.prod(shape, dtype=np.int64)) for _, _, shape, _ in header["entries"]]
-        packed = np.asarray(store["mask"]) if header["entries"] else np.zeros(0, np.uint8)
-        arrays = np.split(np.unpackbits(packed, count=sum(sizes)).astype(bool), np.cumsum(sizes))
-        entries = [
-            MaskEntry(position, path, array.reshape(shape), is_weight)
-            for (position, path, shape, is_weight), array in zip(
-                header["entries"], arrays, strict=False
-            )
-        ]
-        mask = FreezeMask(entries, num_rescued=header["num_rescued"])
-    keys = store.keys()
-    scale = np.asarray(store["decay_scale"]) if "decay_scale" in keys else None
-    return _State(mask, header["compact"], scale)
-
-
-def _relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:
-    """The mask under these variables' paths; refuses a mask of other variables."""
-    entries = []
-    for entry in mask.entries:
-        fits = entry.position < len(parameters)
-        if fits:
-            parameter = parameters[entry.position]
-            fits = tuple(parameter.variable.shape) == entry.trained.shape
-            fits = fits and _same_path(parameter.path, entry.path)
-        if not fits:
-            found = (
-                "no variable"
-                if entry.position >= len(parameters)
-                else (f"{parameter.path!r} of shape {tuple(parameter.variable.shape)}")
-            )
-            raise ValueError(
-                f"The mask that is loaded has {entry.path!r} of shape {entry.trained.shape} as "
-                f"variable {entry.position}, and this network has {found} there: the mask belongs "
-                "to another network, or its layers come in another order."
-            )
-        entries.append(MaskEntry(entry.position, parameter.path, entry.trained, entry.is_weight))
-    variables = [parameters[entry.position].variable for entry in entries]
-    return FreezeMask(entries, variables, mask.num_rescued)
-
-
-def _same_path(first: str, second: str) -> bool:
-    """Whether two paths agree but for the model's name and automatic numbers."""
-    a, b = (re.sub(r"_\d+(?=/|$)", "", path).split("/") for path in (first, second))
-    shorter = min(len(a), len(b))
-    if len(a) == len(b) and shorter > 2:
-        shorter -= 1
-    return a[-shorter:] == b[-shorter:]
 
 
 def _everything_trained(parameters: Sequence[Parameter]) -> FreezeMask:

@@ -70,7 +70,7 @@ def plot_history(result: TrainingResult) -> "Figure":
                     label=f"best epoch: {result.best_epoch}",
                 )
         _tidy(axes, "accuracy (%)" if quantity == "accuracy" else "loss")
-    panels[0].set_yscale("log")
+    _plain_log_scale(panels[0])
     panels[0].legend(frameon=False)
     figure.suptitle(
         f"{_title_of(result)}, {_label_of(result)}: test accuracy {result.test_accuracy:.1%}"
@@ -201,7 +201,7 @@ def _draw_entry(axes: "Axes", entry: MaskEntry) -> None:
                 draw = axes.axhline if axis == "y" else axes.axvline
                 for position in range(block, size, block):
                     draw(position, color="#BBBBBB", linewidth=0.5)
-    shape = " × ".join(str(length) for length in entry.trained.shape)
+    shape = " x ".join(str(length) for length in entry.trained.shape)
     count = int(np.count_nonzero(entry.trained))
     share = count / entry.trained.size if entry.trained.size else 0.0
     axes.set_title(
@@ -218,15 +218,15 @@ def _draw_entry(axes: "Axes", entry: MaskEntry) -> None:
 def _as_picture(trained: np.ndarray) -> tuple[np.ndarray, tuple[str, str], tuple[int, int]]:
     """A kernel as a matrix, what its rows and columns are, and how many belong together."""
     if trained.ndim < 2:
-        return trained.reshape(1, -1), ("", f"{trained.size} values"), (1, 1)
+        return trained.reshape(1, -1), ("", _count(trained.size, "value")), (1, 1)
     *spatial, inputs, outputs = trained.shape
-    labels = (f"{inputs} inputs", f"{outputs} outputs")
+    labels = (_count(inputs, "input"), _count(outputs, "output"))
     if len(spatial) == 2:
         height, width = spatial
-        table = trained.transpose(2, 0, 3, 1).reshape(inputs * height, outputs * width)
-        return table, labels, (height, width)
+        table = trained.transpose(2, 0, 3, 1)
+        return table.reshape(inputs * height, outputs * width), labels, (height, width)
     window = math.prod(spatial)
-    table = np.moveaxis(trained.reshape(window, inputs, outputs), 0, 1)
+    table = trained.reshape(window, inputs, outputs).transpose(1, 0, 2)
     return table.reshape(inputs * window, outputs), labels, (window, 1)
 
 
@@ -284,13 +284,27 @@ def _tidy(axes: "Axes", label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _plain_log_scale(axes: "Axes") -> None:
+    """A logarithmic scale with ticks at 1, 2 and 5, written as decimals."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
 def _marker(epochs: Sequence[int]) -> dict[str, Any]:
     """A line through one point alone is invisible."""
     return {"marker": "o", "markersize": 4} if len(epochs) == 1 else {}
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+    return f"{100 * share:.2g}%" if share < 0.1 else f"{100 * share:.0f}%"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _title_of(result: TrainingResult) -> str:

@@ -196,18 +196,17 @@ SPECIAL_BITS = {
 }
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.1])
 @pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
 @pytest.mark.parametrize("use_ema", [False, True], ids=["compact", "full_shape"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_unusual_bits_of_frozen_weights_survive(dtype, use_ema, mode, l2):
+def test_unusual_bits_of_frozen_weights_survive(dtype, use_ema, mode):
     kernel = keras.Variable(np.ones((8, 2)), dtype=dtype, name="kernel")
     words = [int(word, 16) for word in SPECIAL_BITS[value_of(kernel).dtype].split()]
     start = value_of(kernel)
     bits(start)[:, 0] = words
     kernel.assign(start)
     assert same_bits(value_of(kernel), start)
-    optimizer = kf.FreezeOptimizer(sgd(use_ema=use_ema), l2=l2)
+    optimizer = kf.FreezeOptimizer(sgd(use_ema=use_ema), l2=0.1)
     trained = np.array([[False, True]] * 8)
     optimizer.set_mask(kf.FreezeMask([kf.mask.MaskEntry(0, "kernel", trained)], [kernel]), [kernel])
     step = step_of(optimizer, [kernel], mode)
