@@ -143,14 +143,15 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        if backend.num_replicas() > 1:
+        if backend.is_distributed(variables):
             raise ValueError(
-                "FreezeOptimizer does not support distribution over several devices yet. "
-                f"Received: a strategy with {backend.num_replicas()} replicas."
+                "FreezeOptimizer does not support `tf.distribute` yet: build and train the model "
+                "outside of a strategy's scope."
             )
         # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
         with backend.eager_scope(), keras.name_scope(self.name):
             parameters = classify(variables, self.exclude)
+            self._check_dtypes(parameters)
             self._updates = self._make_updates(parameters)
             super().build(list(variables))
             self._pending = None
@@ -174,6 +175,18 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if state is not None and state.decay_scale is not None and updates.decay_scale is not None:
             updates.decay_scale.assign(state.decay_scale)
         return updates
+
+    def _check_dtypes(self, parameters: Sequence[Parameter]) -> None:
+        if self.frozen_weights != "decay":
+            return
+        for p in parameters:
+            dtype = keras.backend.standardize_dtype(p.variable.dtype)
+            if p.is_frozen_candidate and dtype not in ("float32", "float64"):
+                raise ValueError(
+                    "frozen_weights='decay' multiplies weights by factors next to 1, for which "
+                    "they must be float32, as they are in mixed precision, or float64. "
+                    f"Received: {p.path!r} of dtype {dtype}"
+                )
 
     @property
     def mask(self) -> FreezeMask | None:
@@ -216,6 +229,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         for entry in mask.entries:
             variable = self._trainable_variables[entry.position]
             variable.assign(ops.where(entry.trained, variable, ops.zeros_like(variable)))
+        if isinstance(self._updates, FullShapeUpdate):
+            self._updates.copy_frozen_entries_to_averages()
 
     def _suits_compact(self, mask: FreezeMask) -> bool:
         everything_trained = all(entry.trained.all() for entry in mask.entries)
@@ -223,7 +238,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         return everything_trained or (type(inner) in COORDINATE_WISE and not inner.use_ema)
 
     def _rebuild(self, state: State | None, variables: Sequence[Any]) -> None:
-        if self.built:
+        if self._updates is not None:
+            self._updates.retire()
+            self._updates = None
             reset_inner(self.inner_optimizer)
             unbuild(self)
             self._generation += 1
@@ -343,6 +360,22 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         inner = getattr(self, "inner_optimizer", None)
         if inner is not None:
             inner.loss_scale_factor = value
+
+    # Keras's SwapEMAWeights looks for these two where this optimizer is itself inside another.
+    # While it is being built the answer is no: the averages are the inner optimizer's.
+    @property
+    def use_ema(self) -> bool:
+        """Whether the inner optimizer keeps moving averages."""
+        return self.built and self.inner_optimizer.use_ema
+
+    @use_ema.setter
+    def use_ema(self, value: bool) -> None:
+        if value:
+            raise ValueError("Give `use_ema` to the inner optimizer. Received: use_ema=True")
+
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        return self.inner_optimizer._model_variables_moving_average
 
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the inner optimizer's loss scale."""

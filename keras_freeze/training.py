@@ -246,6 +246,24 @@ class TrainingResult:
         values["report"] = self.report.to_dict()
         return _jsonable(values)
 
+    def summary(self) -> str:
+        """The accuracies and how they came about, in a line or two."""
+        lines = [
+            f"Test accuracy {self.test_accuracy:.2%} with the weights of "
+            + (
+                f"epoch {self.best_epoch}, the best in validation "
+                f"({self.validation_accuracy:.2%}); {_duration(self.seconds)} of training"
+                if self.best_epoch
+                else "the start, since no epoch had a finite loss"
+            )
+        ]
+        if self.diverged_epoch is not None:
+            lines.append(
+                f"Training stopped in epoch {self.diverged_epoch}: the loss was no longer finite. "
+                f"A lower learning rate than {self.recipe.learning_rate:g} may help."
+            )
+        return "\n".join(lines)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes result.json, history.csv and model.keras into a folder, which is created.
 
@@ -303,7 +321,8 @@ def train(
         verbose: whether to show progress on standard error.
 
     Returns:
-        A `TrainingResult`, with the trained network as `.model`.
+        A `TrainingResult`, with the trained network as `.model`. If the loss became NaN or
+        infinite, training stopped there: its `diverged_epoch` says so, and a RuntimeWarning.
 
     Raises:
         ValueError, TypeError: for an unknown name, a number out of range, a network that does not
@@ -369,18 +388,11 @@ def train(
     ).history
     seconds = time.perf_counter() - start
     history = {name: recorded[name] for name in ("loss", "accuracy", "val_loss", "val_accuracy")}
-    if divergence.epoch is not None:
-        warnings.warn(
-            f"Training stopped in epoch {divergence.epoch}: the loss was no longer finite. A lower "
-            f"learning rate may help. Received: learning_rate={recipe.learning_rate}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
     tested = network.evaluate(test, return_dict=True, verbose=0)
     of_best = {
         name: values[best.epoch - 1] if best.epoch else None for name, values in history.items()
     }
-    return TrainingResult(
+    result = TrainingResult(
         dataset=dataset,
         model_name=model,
         method=method,
@@ -401,6 +413,9 @@ def train(
         versions=_versions(),
         model=network,
     )
+    if result.diverged_epoch is not None:
+        warnings.warn(result.summary(), RuntimeWarning, stacklevel=2)
+    return result
 
 
 @contextlib.contextmanager
@@ -543,9 +558,11 @@ class _Progress(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
         self._numbers = (
-            f"loss {logs['loss']:.4f}, accuracy {logs['accuracy']:.1%}, validation "
-            f"{logs['val_accuracy']:.1%}, best {self._best.accuracy:.1%} in {self._best.epoch}, "
+            f": loss {logs['loss']:.4f}, accuracy {logs['accuracy']:.1%}, validation "
+            f"{logs['val_accuracy']:.1%}"
         )
+        if self._best.epoch:
+            self._numbers += f", best {self._best.accuracy:.1%} in {self._best.epoch}"
         is_due = time.monotonic() - self._last_line >= self._SECONDS_BETWEEN_LINES
         if self._is_terminal or is_due or self._epoch == self._epochs:
             self._show(self._epoch)
@@ -559,7 +576,7 @@ class _Progress(keras.callbacks.Callback):
         elapsed = time.monotonic() - self._start
         left = elapsed * (self._epochs / epochs_done - 1)
         clock = f"{_duration(left)} left" if left else f"took {_duration(elapsed)}"
-        line = f"epoch {math.ceil(epochs_done)}/{self._epochs}: {self._numbers}{clock}"
+        line = f"epoch {math.ceil(epochs_done)}/{self._epochs}, {clock}{self._numbers}"
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             print("\r" + line[:width].ljust(width), end="", file=sys.stderr, flush=True)

@@ -7,7 +7,8 @@ and serves optimizers that mix the entries of a variable. Both give the same wei
 optimizer that treats every coordinate alike.
 """
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -76,6 +77,19 @@ class Update:
         """Updates the model's variables by one step of the inner optimizer."""
         raise NotImplementedError
 
+    def retire(self) -> None:
+        """Lets functions that were traced with this update change no weight any more."""
+        raise NotImplementedError
+
+    def _check_complete(self, masked: Iterable[int], step: Step) -> None:
+        missing = set(masked) - {position for _, _, position in step}
+        if missing and self.decay_scale is not None:
+            paths = ", ".join(self.parameters[position].path for position in sorted(missing))
+            raise ValueError(
+                "With frozen_weights='decay' all frozen weights shrink together, so that each step "
+                f"needs the gradients of all of them. Missing: {paths}"
+            )
+
     def _build_inner(self, variables: list[Any]) -> None:
         self.inner.build(variables if self.decay_scale is None else [*variables, self.decay_scale])
         # Keras starts moving averages in the first step; an optimizer that is built again has it
@@ -105,6 +119,8 @@ class Update:
         if self.decay_scale is None:
             if variables:
                 self.inner.apply(gradients, variables)
+            else:  # schedules go by the count, whether something is trained or not
+                self.inner._iterations.assign_add(1)
             return None
         before = backend.read(self.decay_scale)
         self.inner.apply(
@@ -202,6 +218,7 @@ class CompactUpdate(Update):
                 "trained but not which: load the state that was saved with it, or call "
                 "`keras_freeze.freeze(model, ...)` first."
             )
+        self._check_complete(self._indices, step)
         gradients, variables = [], []
         for gradient, variable, position in step:
             if position not in self._indices:
@@ -218,6 +235,12 @@ class CompactUpdate(Update):
         for _, variable, position in step:
             if position in self._indices:
                 self._write_back(variable, position, factor)
+
+    def retire(self) -> None:
+        # XLA leaves out what it would write outside a variable.
+        for position, indices in self._indices.items():
+            size = int(np.prod(self.parameters[position].variable.shape, dtype=np.int64))
+            indices.assign(np.full(tuple(indices.shape), size, "int32"))
 
     def _write_back(self, variable: Any, position: int, factor: Any) -> None:
         indices, values = self._indices[position], self._values[position]
@@ -330,7 +353,7 @@ class FullShapeUpdate(Update):
         self._decided.assign(True)
 
     def apply(self, step: Step) -> None:
-        if self._given:
+        if self._given or self._is_decided_already():
             self._step(step)
             return
         decided_before = backend.read(self._decided)
@@ -338,6 +361,15 @@ class FullShapeUpdate(Update):
         # The first gradient is the dense network's, which "zero" has just replaced.
         may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
         ops.cond(may_step, lambda: self._step(step), lambda: None)
+
+    def _is_decided_already(self) -> bool:
+        with backend.eager_scope():
+            return not backend.is_traced() and bool(backend.to_numpy(self._decided))
+
+    def retire(self) -> None:
+        for mask in self._masks.values():
+            mask.assign(np.zeros(tuple(mask.shape), bool))
+        self._decided.assign(True)
 
     def _decide(self, step: Step) -> None:
         """Finds the mask from the weights and gradients of this batch (the paper's algorithm 1)."""
@@ -374,8 +406,11 @@ class FullShapeUpdate(Update):
             gradient = ops.cast(backend.to_dense(gradient), "float32")
             gradient = gradient / (self.inner.loss_scale_factor or 1.0)
         weights = backend.read(parameter.variable)
-        scores = saliency.score(self._criterion, weights, gradient, parameter.path)
-        return ops.reshape(scores, [-1])
+        scores = ops.reshape(
+            saliency.score(self._criterion, weights, gradient, parameter.path), [-1]
+        )
+        # XLA sorts -0.0 below 0.0, which are a tie.
+        return ops.where(scores == 0.0, 0.0, scores)
 
     def _top(self, scores: list[Any]) -> dict[int, Any]:
         flat = backend.top_k_mask(ops.concatenate(scores), self._num_trained)
@@ -398,30 +433,44 @@ class FullShapeUpdate(Update):
         self._decided.assign(True)
 
     def _step(self, step: Step) -> None:
-        gradients, before = [], {}
-        for gradient, variable, position in step:
-            if gradient is not None:
-                # A copy that belongs to the branch of the `cond` in which this may be traced.
-                gradient = self._with_l2(backend.read(gradient), variable)
-            if position in self._masks:
-                before[position] = backend.read(variable)
-                if gradient is not None:
-                    # `where`, not a product: a frozen entry's NaN would survive the product.
-                    gradient = backend.to_dense(gradient)
-                    zeros = ops.zeros_like(gradient)
-                    gradient = ops.where(self._masks[position], gradient, zeros)
-            gradients.append(gradient)
+        self._check_complete(self._masks, step)
+        gradients = [self._masked(*part) for part in step]
         variables = [variable for _, variable, _ in step]
-        factor = self._update_inner(gradients, variables)
+        # Moving averages may overwrite variables that the step does not mention.
+        touched = [position for _, _, position in step if position in self._masks]
+        if _with_averages(self.inner):
+            touched = list(self._masks)
+        before = {p: backend.read(self.parameters[p].variable) for p in touched}
+        with _without_constraints(variables):
+            factor = self._update_inner(gradients, variables)
+        for position, frozen in before.items():
+            if factor is not None:
+                frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
+            self._restore(position, frozen)
         for _, variable, position in step:
-            if position in self._masks:
-                frozen = before[position]
-                if factor is not None:
-                    frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
-                variable.assign(ops.where(self._masks[position], variable, frozen))
-        self._copy_frozen_entries_to_averages()
+            if getattr(variable, "constraint", None) is not None:
+                frozen = backend.read(variable)
+                variable.assign(variable.constraint(variable))
+                if position in self._masks:
+                    self._restore(position, frozen)
+        self.copy_frozen_entries_to_averages()
 
-    def _copy_frozen_entries_to_averages(self) -> None:
+    def _masked(self, gradient: Any, variable: Any, position: int) -> Any:
+        if gradient is None:
+            return None
+        # A copy that belongs to the branch of the `cond` in which this may be traced.
+        gradient = self._with_l2(backend.read(gradient), variable)
+        if position not in self._masks:
+            return gradient
+        # `where`, not a product: a frozen entry's NaN would survive the product.
+        gradient = backend.to_dense(gradient)
+        return ops.where(self._masks[position], gradient, ops.zeros_like(gradient))
+
+    def _restore(self, position: int, frozen: Any) -> None:
+        variable = self.parameters[position].variable
+        variable.assign(backend.where(self._masks[position], variable, frozen))
+
+    def copy_frozen_entries_to_averages(self) -> None:
         """Keeps swapping a model's weights with their moving averages exact."""
         for optimizer in _with_averages(self.inner):
             for parameter in self.parameters:
@@ -431,7 +480,7 @@ class FullShapeUpdate(Update):
                     continue
                 average = optimizer._model_variables_moving_average[index]
                 mask = self._masks[parameter.position]
-                average.assign(ops.where(mask, average, parameter.variable))
+                average.assign(backend.where(mask, average, parameter.variable))
 
 
 def unbuild(optimizer: Any) -> None:
@@ -452,6 +501,20 @@ def reset_inner(inner: Any) -> None:
 def with_parts(optimizer: Any) -> list[Any]:
     """An optimizer and, of a MultiOptimizer, those it is made of."""
     return [optimizer, *getattr(optimizer, "optimizers", [])]
+
+
+@contextlib.contextmanager
+def _without_constraints(variables: Sequence[Any]) -> Iterator[None]:
+    """Keeps the inner optimizer from constraining variables whose frozen entries it has moved."""
+    constraints = [getattr(variable, "constraint", None) for variable in variables]
+    constrained = [(v, c) for v, c in zip(variables, constraints, strict=True) if c is not None]
+    for variable, _ in constrained:
+        variable.constraint = None
+    try:
+        yield
+    finally:
+        for variable, constraint in constrained:
+            variable.constraint = constraint
 
 
 def _with_averages(inner: Any) -> list[Any]:

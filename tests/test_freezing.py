@@ -581,6 +581,14 @@ def test_optimizer_of_one_model_is_refused_by_another():
         other.fit(*make_data(), verbose=0)
 
 
+@pytest.mark.parametrize("way", ["freeze", "first batch"])
+def test_strategies_are_refused_for_now(way):
+    with tf.distribute.OneDeviceStrategy("cpu:0").scope():
+        model = make_model()
+    with pytest.raises(ValueError, match="tf.distribute"):
+        kf.freeze(model, *make_data()) if way == "freeze" else model.fit(*make_data(), verbose=0)
+
+
 # prune and reinitialize
 
 

@@ -114,6 +114,27 @@ def test_loss_scale_of_the_inner_optimizer_does_not_change_the_result(way):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("way", ["freeze", "first_batch", "first_batch_scaled_outside"])
+def test_a_criterion_of_ones_own_sees_gradients_without_the_loss_scale(way):
+    """Gradients scaled up would outweigh the weights in this one, and change the mask."""
+    x, y = blobs()
+    inner = sgd(loss_scale_factor=None if way == "first_batch_scaled_outside" else 1024.0)
+    optimizer = kf.FreezeOptimizer(
+        inner, freeze_rate=0.75, criterion=lambda w, g: keras.ops.abs(g) + keras.ops.abs(w)
+    )
+    scaled = ko.LossScaleOptimizer(optimizer) if "outside" in way else optimizer
+    model = compiled(dense_model(), scaled, run_eagerly=True)
+    weights = [i for i, v in enumerate(model.trainable_variables) if is_weight(v)]
+    start, gradients = values_of(model.trainable_variables), gradients_by_tape(model, x, y)
+    scores = [np.abs(start[i]) + np.abs(gradients[i]) for i in weights]
+    by_hand = mask_by_hand(scores, [np.ones_like(s) for s in scores], 0.75)
+    if way == "freeze":
+        kf.freeze(model, x, y)
+    fit(model, x, y, batch_size=48)
+    for i, expected in zip(weights, by_hand, strict=True):
+        assert np.array_equal(kf.get_mask(model)[model.trainable_variables[i]], expected)
+
+
 @each_way
 def test_a_step_that_overflows_in_float16_is_left_out_and_decides_nothing(way):
     """The loss scale is halved instead; the mask comes from the first step that is finite."""

@@ -234,7 +234,7 @@ def penalised_model(kind):
     )
 
 
-@each_way
+@pytest.mark.parametrize("way", ["freeze", "freeze_before_compile", "first_batch"])
 @pytest.mark.parametrize("kind", ["regularizer", "add_loss"])
 def test_a_models_own_penalties_belong_to_the_loss(kind, way):
     x, y = blobs()
@@ -250,7 +250,11 @@ def test_a_models_own_penalties_belong_to_the_loss(kind, way):
     plain = train_by_hand(penalised_model("none"), batches(x, y))
     expected = train_by_hand(by_hand_model, batches(x, y), loss)
     assert any(not np.array_equal(m, plain[0][i]) for i, m in expected[0].items())
-    model = compiled(penalised_model(kind), run_eagerly=True)
+    model = penalised_model(kind)
+    optimizer = kf.FreezeOptimizer(sgd(momentum=0.9), freeze_rate=0.75)
+    if way == "freeze_before_compile":
+        kf.freeze(model, x[:BATCH], y[:BATCH], loss=crossentropy(), optimizer=optimizer)
+    compiled(model, optimizer, run_eagerly=True)
     if way == "freeze":
         kf.freeze(model, x[:BATCH], y[:BATCH])
     fit(model, x, y, batch_size=BATCH, epochs=EPOCHS)

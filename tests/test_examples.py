@@ -1,0 +1,124 @@
+"""Tests of the scripts in examples/, run as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(script, *flags, cwd=ROOT):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # a user has not set it
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), *flags],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One run of train.py: its folder and the finished process."""
+    folder = tmp_path_factory.mktemp("train")
+    flags = ("--model=lenet_300_100", "--epochs=1", f"--output_dir={folder}/run")
+    return folder / "run", run("train.py", *flags, cwd=folder)
+
+
+def test_train_prints_report_and_accuracies_and_writes_its_files(trained):
+    folder, process = trained
+    assert process.returncode == 0, process.stderr
+    assert "Weights: 266,200, trained: 2,662" in process.stdout
+    result = json.loads((folder / "result.json").read_text())
+    assert f"Test accuracy {result['test_accuracy']:.2%}" in process.stdout
+    assert result["test_accuracy"] > 0.5
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["curves.png", "history.csv", "mask.png", "model.keras", "result.json"]
+
+
+def test_train_shows_progress_and_nothing_else_on_standard_error(trained):
+    (line,) = trained[1].stderr.strip().splitlines()
+    assert line.startswith("epoch 1/1, took ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--method=lottery"], ["method", "'lottery'", "'freezenet'"]),
+        (["--freeze_rate=much"], ["freeze_rate", "much"]),
+        (["--dataset=mnist", "--data_dir=no/such/folder"], ["data_dir", "no/such/folder"]),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_a_status(flags, words, tmp_path):
+    process = run("train.py", *flags, f"--output_dir={tmp_path}")
+    assert process.returncode == 1
+    (line,) = process.stderr.strip().splitlines()
+    assert line.startswith("train.py: error: ")
+    assert all(word in line for word in words)
+    assert process.stdout == ""
+
+
+def test_a_saved_network_is_loaded_with_its_mask_in_a_fresh_process(trained):
+    script = (
+        "import sys, keras, keras_freeze as kf\n"
+        "model = keras.models.load_model(sys.argv[1])\n"
+        "print(kf.get_mask(model).num_trained, kf.report(model).num_weights)\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(trained[0] / "model.keras")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout.split() == ["2662", "266200"], process.stderr
+
+
+def test_the_savedmodel_serves_the_same_outputs_without_keras_freeze(trained, tmp_path):
+    flags = (f"--model_file={trained[0]}/model.keras", f"--output_dir={tmp_path}")
+    process = run("export_savedmodel.py", *flags)
+    assert process.returncode == 0, process.stderr
+    assert "loaded without keras_freeze" in process.stdout
+    difference = float(process.stdout.split("outputs:")[1])
+    assert difference <= 1e-5
+
+
+def test_demo_prints_three_runs_side_by_side_and_a_plot(tmp_path):
+    process = run("demo.py", "--epochs=1", f"--output_dir={tmp_path}")
+    assert process.returncode == 0, process.stderr
+    rows = [line.split() for line in process.stdout.splitlines() if line.endswith("%")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("baseline", "430,500"),
+        ("freezenet", "430"),
+        ("snip", "430"),
+    ]
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path / "comparison.png") in process.stdout
+
+
+def test_table_resumes_where_it_was_stopped(tmp_path):
+    flags = ["--dataset=mnist_5k", "--epochs=1", "--rates=0.9", "--methods=baseline,snip"]
+    flags.append(f"--output_dir={tmp_path}")
+    first = run("mnist_table.py", *flags, "--seeds=0")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("seed 0") == 2
+    second = run("mnist_table.py", *flags, "--seeds=0,1")
+    assert "seed 0" not in second.stdout
+    assert second.stdout.count("seed 1") == 2
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    accuracies = {
+        (entry["method"], entry["seed"]): 100 * entry["test_accuracy"]
+        for entry in map(json.loads, lines)
+    }
+    assert len(lines) == len(accuracies) == 4
+    table = [line for line in second.stdout.splitlines() if line.startswith("|")]
+    a, b = (accuracies["snip", seed] for seed in (0, 1))
+    deviation = abs(a - b) / 2**0.5
+    assert table[0] == "| q | baseline | snip |"
+    assert table[-1] == f"| 0.9 |  | {(a + b) / 2:.2f} ± {deviation:.2f} |"
