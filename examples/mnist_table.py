@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _planned_runs() -> list[tuple[str, float, int]]:
-    rates, seeds = [float(rate) for rate in _RATES.value], [int(seed) for seed in _SEEDS.value]
+    rates, seeds = _numbers(_RATES, float), _numbers(_SEEDS, int)
     runs = []
     for seed, method in itertools.product(seeds, _METHODS.value):
         if method not in kf.training.METHODS:
@@ -85,6 +85,16 @@ def _planned_runs() -> list[tuple[str, float, int]]:
         only_rate = kf.training.METHODS[method].freeze_rate
         runs += [(method, rate, seed) for rate in (rates if only_rate is None else [only_rate])]
     return runs
+
+
+def _numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
+    try:
+        return [kind(text) for text in flag.value]
+    except ValueError as error:
+        raise ValueError(
+            f"{flag.name} must be numbers with commas between them. "
+            f"Received: --{flag.name}={','.join(flag.value)}"
+        ) from error
 
 
 def _key(method: str, rate: float, seed: int) -> tuple[Any, ...]:
