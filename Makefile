@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/demo.py
 
-# Two processes at least pay for loading TensorFlow twice; on two cores they take 0.6 of the time.
+# Every process loads TensorFlow (two take a third more processor time than one): no more than 4.
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --maxprocesses=4
 

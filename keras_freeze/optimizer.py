@@ -143,15 +143,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        if backend.is_distributed(variables):
-            raise ValueError(
-                "FreezeOptimizer does not support `tf.distribute` yet: build and train the model "
-                "outside of a strategy's scope."
-            )
+        parameters = self._check_variables(variables)
         # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
         with backend.eager_scope(), keras.name_scope(self.name):
-            parameters = classify(variables, self.exclude)
-            self._check_dtypes(parameters)
             self._updates = self._make_updates(parameters)
             super().build(list(variables))
             self._pending = None
@@ -176,10 +170,14 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             updates.decay_scale.assign(state.decay_scale)
         return updates
 
-    def _check_dtypes(self, parameters: Sequence[Parameter]) -> None:
-        if self.frozen_weights != "decay":
-            return
-        for p in parameters:
+    def _check_variables(self, variables: Sequence[Any]) -> list[Parameter]:
+        if backend.is_distributed(variables):
+            raise ValueError(
+                "FreezeOptimizer does not support `tf.distribute` yet: build and train the model "
+                "outside of a strategy's scope."
+            )
+        parameters = classify(variables, self.exclude)
+        for p in parameters if self.frozen_weights == "decay" else ():
             dtype = keras.backend.standardize_dtype(p.variable.dtype)
             if p.is_frozen_candidate and dtype not in ("float32", "float64"):
                 raise ValueError(
@@ -187,6 +185,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     "they must be float32, as they are in mixed precision, or float64. "
                     f"Received: {p.path!r} of dtype {dtype}"
                 )
+        return parameters
 
     @property
     def mask(self) -> FreezeMask | None:
@@ -238,6 +237,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         return everything_trained or (type(inner) in COORDINATE_WISE and not inner.use_ema)
 
     def _rebuild(self, state: State | None, variables: Sequence[Any]) -> None:
+        parameters = self._check_variables(variables)
+        if state is not None and state.mask is not None:
+            relabel(state.mask, parameters)  # refuses now, while nothing has changed
         if self._updates is not None:
             self._updates.retire()
             self._updates = None

@@ -168,7 +168,7 @@ class CompactUpdate(Update):
             indices = (
                 np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
             )
-            self._indices[position] = _variable(indices, "int32", "trained_indices")
+            self._indices[position] = _variable(indices, "int32", f"trained_indices_{position}")
             values = backend.gather(variable, indices)
             dtype = keras.backend.standardize_dtype(variable.dtype)
             path = parameters[position].path
@@ -304,7 +304,7 @@ class FullShapeUpdate(Update):
         self._candidates = {p.position: size for p, size in zip(candidates, sizes, strict=True)}
         self._decided = _variable(np.array(mask is not None), "bool", "mask_decided")
         self._masks = {
-            position: _variable(trained, "bool", "mask")
+            position: _variable(trained, "bool", f"mask_{position}")
             for position, trained in self._initial_masks(mask).items()
         }
         if mask is not None:
@@ -492,10 +492,27 @@ def unbuild(optimizer: Any) -> None:
 def reset_inner(inner: Any) -> None:
     """Unbuilds an optimizer and drops its state, but for its iterations and its rate."""
     for optimizer in with_parts(inner):
-        for variable in list(optimizer._variables):
-            if variable is not optimizer._iterations and variable is not optimizer._learning_rate:
-                optimizer._untrack_variable(variable)
-        unbuild(optimizer)
+        if hasattr(optimizer, "optimizers"):
+            unbuild(optimizer)  # all its state is that of its parts
+        else:
+            _renew(optimizer)
+
+
+def _renew(optimizer: Any) -> None:
+    """Makes an optimizer what it was before it was built, and keeps the object.
+
+    Variables cannot just be taken out of it: TensorFlow then refuses to export its model.
+    """
+    config = optimizer.get_config()
+    if not isinstance(optimizer._learning_rate, keras.Variable):
+        config["learning_rate"] = optimizer._learning_rate  # a schedule, or any function
+    fresh = type(optimizer).from_config(config)
+    fresh._iterations.assign(optimizer._iterations)
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(optimizer, name):
+            setattr(fresh, name, getattr(optimizer, name))
+    vars(optimizer).clear()
+    vars(optimizer).update(vars(fresh))
 
 
 def with_parts(optimizer: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import textwrap
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_freeze as kf
 
@@ -350,4 +351,31 @@ def test_loss_scaling_outside_is_saved_with_the_mask(tmp_path):
     train(model)
     train(loaded)
     assert kf.get_mask(loaded) == kf.get_mask(model)
+    assert weights_equal(loaded, model)
+
+
+@pytest.mark.parametrize("what", ["overwrite", "overwrite first batch", "reinitialize"])
+def test_rebuilt_optimizer_can_be_exported_and_checkpointed(tmp_path, what):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    inner = keras.optimizers.SGD(schedule, momentum=0.9)
+    model = start("full shape" if "first" in what else "compact", inner=inner)
+    if what == "reinitialize":
+        kf.reinitialize(model, seed=1)
+    else:
+        kf.freeze(model, *make_data(), overwrite=True)
+    assert model.optimizer.inner_optimizer is inner
+    assert inner._learning_rate is schedule
+    assert int(inner.iterations) == (0 if what == "reinitialize" else 3)
+    train(model)
+    x, _ = make_data()
+    model.export(tmp_path / "exported", verbose=False)
+    served = tf.saved_model.load(tmp_path / "exported").serve(x)
+    np.testing.assert_allclose(served, model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+    tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "exported"))
+    assert len(converter.convert()) > 1000
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    train(model)
+    train(loaded)
     assert weights_equal(loaded, model)
