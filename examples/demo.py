@@ -11,6 +11,7 @@ import command_line
 from absl import flags
 
 import keras_freeze as kf
+from keras_freeze.files import replacing
 
 _EPOCHS = flags.DEFINE_integer("epochs", None, "Fewer epochs for a quicker look.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights, validation split, data order and mask.")
@@ -46,7 +47,7 @@ def main() -> None:
             f"{result.report.network_kib:>14,.1f}{result.test_accuracy:>16.1%}"
         )
     path = folder / "comparison.png"
-    with kf.training.replacing(path) as temporary:
+    with replacing(path) as temporary:
         kf.plots.plot_comparison(results).savefig(temporary)
     print(f"\nThe curves: {path}")
 

@@ -17,6 +17,7 @@ import command_line
 from absl import flags
 
 import keras_freeze as kf
+from keras_freeze.files import replacing
 
 _DATASET = flags.DEFINE_string("dataset", "mnist", f"One of {', '.join(kf.datasets.NAMES)}.")
 _MODEL = flags.DEFINE_string("model", "lenet_300_100", f"One of {', '.join(kf.models.MODELS)}.")
@@ -69,13 +70,14 @@ def main() -> None:
             data_dir=_DATA_DIR.value,
         )
         done[_key(method, rate, seed)] = result.to_dict()
-        with kf.training.replacing(file) as path:
+        with replacing(file) as path:
             path.write_text("".join(json.dumps(entry) + "\n" for entry in done.values()))
     print(_table({run: done[_key(*run)]["test_accuracy"] for run in runs}))
 
 
 def _planned_runs() -> list[tuple[str, float, int]]:
-    rates, seeds = _numbers(_RATES, float), _numbers(_SEEDS, int)
+    rates = [check_freeze_rate(rate) for rate in _numbers(_RATES, float)]
+    seeds = _numbers(_SEEDS, int)
     runs = []
     for seed, method in itertools.product(seeds, _METHODS.value):
         if method not in kf.training.METHODS:

@@ -13,6 +13,7 @@ import command_line
 from absl import flags
 
 import keras_freeze as kf
+from keras_freeze.files import replacing
 
 _DATASET = flags.DEFINE_string("dataset", "mnist_5k", f"One of {', '.join(kf.datasets.NAMES)}.")
 _MODEL = flags.DEFINE_string("model", "lenet_5_caffe", f"One of {', '.join(kf.models.MODELS)}.")
@@ -54,7 +55,7 @@ def main() -> None:
         "mask.png": kf.plots.plot_mask(kf.get_mask(result.model)),
     }
     for name, figure in figures.items():
-        with kf.training.replacing(folder / name) as path:
+        with replacing(folder / name) as path:
             figure.savefig(path)
     print(result.report)
     print()

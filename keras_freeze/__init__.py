@@ -6,6 +6,7 @@ An implementation of "FreezeNet: Full Performance by Reduced Storage Costs" for 
 import importlib
 from types import ModuleType
 
+from keras_freeze import initializers
 from keras_freeze._version import __version__
 from keras_freeze.freezing import compute_saliency, freeze, get_mask, prune, reinitialize
 from keras_freeze.mask import FreezeMask
@@ -13,7 +14,7 @@ from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.report import report
 
 # Loaded when first used: what they import (data sets, plots) is optional and slow.
-_LAZY_MODULES = ("datasets", "initializers", "models", "plots", "training")
+_LAZY_MODULES = ("datasets", "models", "plots", "training")
 
 __all__ = [
     "FreezeMask",
@@ -22,6 +23,7 @@ __all__ = [
     "compute_saliency",
     "freeze",
     "get_mask",
+    "initializers",
     "prune",
     "reinitialize",
     "report",
@@ -33,3 +35,7 @@ def __getattr__(name: str) -> ModuleType:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"keras_freeze.{name}")
     raise AttributeError(f"module 'keras_freeze' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

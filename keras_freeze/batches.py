@@ -24,12 +24,16 @@ class Batches:
 
     Raises:
         ValueError: for empty data, lengths that differ, or a dataset of fewer batches.
-        TypeError: for `steps` or `batch_size` that are not positive ints.
+        TypeError: for `x` that is neither, or `steps` or `batch_size` that are not positive ints.
     """
 
     def __init__(
         self, x: Any, y: Any, sample_weight: Any, steps: int, batch_size: int | None
     ) -> None:
+        if x is None or isinstance(x, str):
+            raise TypeError(
+                f"Argument `x` must be arrays or a dataset of batches. Received: x={x!r}"
+            )
         _check_positive("steps", steps)
         if batch_size is not None:
             _check_positive("batch_size", batch_size)
@@ -94,14 +98,16 @@ def _array_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -
     )
     if len(sizes) != 1 or sizes[0] == 0:
         raise ValueError(
-            "Arguments `x`, `y` and `sample_weight` must be arrays of one length of at least 1. "
+            "Arguments `x`, `y` and `sample_weight` must be arrays of one length of at least 1; a "
+            "list or a dict is a structure of arrays, so use np.asarray for a list of numbers. "
             f"Received: arrays of length {' and '.join(map(str, sizes))}."
         )
     size = sizes[0]
-    step = batch_size or size
+    if batch_size is None:
+        return [(*data, 1.0)]
     batches = []
-    for start in range(0, size, step):
-        rows = slice(start, min(start + step, size))
+    for start in range(0, size, batch_size):
+        rows = slice(start, min(start + batch_size, size))
         piece = tree.map_structure(functools.partial(_take, rows), data)
         batches.append((*piece, (rows.stop - rows.start) / size))
     return batches

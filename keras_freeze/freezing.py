@@ -1,5 +1,7 @@
 """What is done to a model: freeze it, look at its mask, prune it, draw its weights anew."""
 
+import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +11,14 @@ import tensorflow as tf
 
 from keras_freeze import backend, initializers, saliency
 from keras_freeze.batches import Batches
-from keras_freeze.loss import loss_gradients, loss_scale, state_kept
+from keras_freeze.loss import data_errors, loss_gradients, loss_scale, state_kept
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.parameters import WEIGHT, Parameter, classify, kind_of, path_of, shorten
+
+# The optimizers of models that are trained in a loop of the user's own, so that these models can be
+# asked for their masks, too.
+_loop_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
 
@@ -41,17 +47,19 @@ def freeze(
         model: a compiled model whose optimizer is, or contains, one FreezeOptimizer.
         x, y, sample_weight: arrays, or a structure of arrays, that make up one batch; or `x` is a
             `tf.data.Dataset`, a `keras.utils.PyDataset` or another iterable of the batches that
-            `fit` takes, of which the first `steps` are used.
+            `fit` takes, of which the first `steps` are used. `fit`'s `class_weight` is not known
+            here: put it into `sample_weight`.
         steps: how many batches of a dataset to use; their gradients are summed. Defaults to 1.
         batch_size: splits arrays into pieces of this size to save memory; the gradient is still
             that of one batch (but each piece has its own statistics in BatchNormalization).
         mask: a mask of one's own, where True is trained: a FreezeMask; a mapping from the paths of
-            variables to boolean arrays; or a function of a variable that returns a boolean array,
-            or None to train all of it. What it leaves out is trained. `x` is then only used to
-            build a model that is not built yet.
+            variables, biases too, to boolean arrays; or a function that is given each weight
+            variable and returns a boolean array, or None to train all of it. What a mask leaves
+            out is trained. `x` is then only used to build a model that is not built yet.
         overwrite: replaces a mask that exists already.
-        loss, optimizer: for a model that is not compiled: a loss as `compile` takes it, and the
-            FreezeOptimizer (or an optimizer around it).
+        loss, optimizer: for a model that is not compiled: one loss (a Keras loss, its name, or a
+            function of `y_true` and `y_pred`), and the FreezeOptimizer or an optimizer around it.
+            The model's own losses, such as regularisers, are added.
 
     Returns:
         The mask.
@@ -69,7 +77,7 @@ def freeze(
     keras_freeze.freeze(model, mask={"fc1/kernel": np.tri(784, 300, dtype=bool)}, overwrite=True)
     ```
     """
-    outer = _optimizer_of(model, optimizer)
+    outer = _required_optimizer(model, optimizer)
     freeze_optimizer = _freeze_optimizer_in(outer)
     if freeze_optimizer.mask is not None and not overwrite:
         raise ValueError(
@@ -93,6 +101,8 @@ def freeze(
     freeze_optimizer.set_mask(new_mask, variables)
     if not outer.built:
         outer.build(model.trainable_variables)
+    if optimizer is not None:
+        _loop_optimizers[model] = optimizer
     # A function traced for another mask or for full-shape updates would go on with them.
     model.train_function = None
     return new_mask
@@ -107,8 +117,13 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
     keras_freeze.get_mask(model)["fc1/kernel"].sum()
     ```
     """
-    found = _freeze_optimizers(getattr(model, "optimizer", None))
+    found = _freeze_optimizers(optimizer_of(model))
     return found[0].mask if len(found) == 1 else None
+
+
+def optimizer_of(model: keras.Model) -> Any:
+    """The optimizer that a model is compiled with, or that `freeze` was given; None if none."""
+    return _loop_optimizers.get(model, getattr(model, "optimizer", None))
 
 
 def compute_saliency(
@@ -125,7 +140,7 @@ def compute_saliency(
         model: a built model; compiled, unless `loss` is given.
         x, y: one batch of arrays, or a dataset whose first batch is used.
         criterion: as in FreezeOptimizer.
-        loss: a loss as `compile` takes it, instead of the compiled one.
+        loss: one loss, as in `freeze`, instead of the compiled one.
 
     Returns:
         Scores in float32 by the path of the variable, of its shape. Equation 1's for "snip".
@@ -139,6 +154,7 @@ def compute_saliency(
     scores = keras_freeze.compute_saliency(model, x[:100], y[:100])
     ```
     """
+    _check_model(model)
     criterion = saliency.check_criterion(criterion)
     batches = Batches(x, y, None, 1, None)
     _build_model(model, batches)
@@ -146,7 +162,7 @@ def compute_saliency(
     paths = [p.path for p in parameters]
     if len(set(paths)) < len(paths):
         raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
-    scale = loss_scale(getattr(model, "optimizer", None))
+    scale = loss_scale(optimizer_of(model))
     scores = _scores(model, parameters, batches, criterion, 0, loss, scale)
     return dict(zip(paths, scores, strict=True))
 
@@ -157,7 +173,7 @@ def prune(model: keras.Model) -> None:
     Raises:
         ValueError: if the model is not frozen.
     """
-    freeze_optimizer = _freeze_optimizer_in(_optimizer_of(model, None))
+    freeze_optimizer = _freeze_optimizer_in(_required_optimizer(model))
     freeze_optimizer.zero_frozen_weights()
 
 
@@ -182,6 +198,7 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
     keras_freeze.reinitialize(model, "kaiming_uniform", seed=7)
     ```
     """
+    _check_model(model)
     weights = [v for v in model.trainable_variables if kind_of(v) == WEIGHT]
     if not weights:
         raise ValueError("Argument `model` has no trainable weights; is it built?")
@@ -193,22 +210,26 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
         variable.assign(value)
     for layer in _trainable_layers(model):
         _reset_other_parameters(layer)
-    for freeze_optimizer in _freeze_optimizers(getattr(model, "optimizer", None)):
+    for freeze_optimizer in _freeze_optimizers(optimizer_of(model)):
         freeze_optimizer.reset()
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
             freeze_optimizer.zero_frozen_weights()
         model.train_function = None
 
 
-def _optimizer_of(model: keras.Model, optimizer: Any) -> Any:
+def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+
+
+def _required_optimizer(model: keras.Model, optimizer: Any = None) -> Any:
+    _check_model(model)
     if optimizer is None:
-        optimizer = getattr(model, "optimizer", None)
+        optimizer = optimizer_of(model)
     if optimizer is None:
         raise ValueError(
             "The model is not compiled: call model.compile(optimizer=FreezeOptimizer(...), "
-            "loss=...) first, or pass `optimizer` and `loss`."
+            "loss=...) first, or give `freeze` an `optimizer` and a `loss`."
         )
     return optimizer
 
@@ -258,7 +279,7 @@ def _build_model(model: keras.Model, batches: Batches | None) -> None:
     if batches is None:
         raise ValueError("The model is not built: pass a batch of inputs as `x`.")
     x = next(iter(batches))[0]
-    with state_kept(model):
+    with state_kept(model), data_errors(0):
         model(x)
 
 
@@ -277,6 +298,12 @@ def _computed_mask(
             f"{shorten([p.path for p in parameters])}."
         )
     scores = _scores(model, candidates, batches, optimizer.criterion, optimizer.seed, loss, scale)
+    if not any(array.any() for array in scores):
+        warnings.warn(
+            "All scores are zero, so that the mask goes by position alone: look at the data, the "
+            "sample weights and the weights themselves.",
+            stacklevel=3,
+        )
     return FreezeMask.from_scores(
         scores,
         optimizer.freeze_rate,
@@ -314,8 +341,14 @@ def _given_mask(mask: Any, parameters: list[Parameter]) -> FreezeMask:
         chosen = {entry.position: (entry.path, entry.trained) for entry in mask.entries}
     elif isinstance(mask, Mapping):
         chosen = {_position_of(path, parameters): (path, array) for path, array in mask.items()}
+        if len(chosen) < len(mask):
+            raise ValueError(
+                "Argument `mask` names a variable twice. "
+                f"Received: mask with the paths {shorten([str(path) for path in mask])}"
+            )
     elif callable(mask):
-        returned = {p.position: (p.path, mask(p.variable)) for p in parameters}
+        candidates = [p for p in parameters if p.is_frozen_candidate]
+        returned = {p.position: (p.path, mask(p.variable)) for p in candidates}
         chosen = {position: item for position, item in returned.items() if item[1] is not None}
     else:
         raise TypeError(

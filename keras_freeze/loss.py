@@ -32,23 +32,30 @@ def loss_gradients(
 def _batch_gradients(
     loss: Callable[[], Any], variables: list[Any], scale: float, number: int
 ) -> list[Any]:
-    try:
+    with data_errors(number):
         value, gradients = backend.gradients(loss, variables, scale)
         # A scale that is too large for float16 is halved, as LossScaleOptimizer does.
         while scale > 1.0 and not _all_finite(gradients) and np.isfinite(backend.to_numpy(value)):
             scale /= 2.0
             value, gradients = backend.gradients(loss, variables, scale)
-    except tf.errors.InvalidArgumentError as error:
-        raise ValueError(
-            f"The loss of batch {number} cannot be computed, for example because labels are out of "
-            f"range or shapes do not match: {error.message}"
-        ) from error
     if not np.isfinite(backend.to_numpy(value)).all():
         raise ValueError(
             f"The loss of batch {number} is {backend.to_numpy(value)}: look for NaN or infinite "
             "values in the data, for labels out of range, and for weights that are not finite."
         )
     return [None if g is None else ops.cast(g, "float32") / scale for g in gradients]
+
+
+@contextlib.contextmanager
+def data_errors(number: int) -> Iterator[None]:
+    """Turns TensorFlow's errors about the data of a batch into a ValueError."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"The model or its loss cannot be computed for batch {number}, for example because "
+            f"labels are out of range or dtypes or shapes do not match: {error.message}"
+        ) from error
 
 
 def _all_finite(gradients: Iterable[Any]) -> bool:
@@ -69,6 +76,8 @@ def _loss_function(model: keras.Model, loss: Any) -> Callable[[Any, Any, Any], A
             raise ValueError("The model is not compiled: compile it with a loss, or pass `loss`.")
 
         def compiled_loss(x: Any, y: Any, sample_weight: Any) -> Any:
+            if y is None and model._compile_loss is not None:
+                raise ValueError("The model's loss needs targets. Received: y=None")
             return model._compute_loss(
                 x=x,
                 y=y,
@@ -78,6 +87,12 @@ def _loss_function(model: keras.Model, loss: Any) -> Callable[[Any, Any, Any], A
             )
 
         return compiled_loss
+    if isinstance(loss, (dict, list, tuple)):
+        raise ValueError(
+            "Argument `loss` must be one loss: a Keras loss, its name, or a function of `y_true` "
+            "and `y_pred`. For several outputs give it such a function, or compile the model. "
+            f"Received: loss={loss!r}"
+        )
     function = keras.losses.get(loss)
     if not isinstance(function, keras.losses.Loss):
         function = _mean_loss(function)

@@ -1,7 +1,7 @@
 """The freezing mask: which weights are trained, chosen exactly, and kept read-only.
 
 The mask m of the paper has a 1 for every weight that is trained and a 0 for every weight that
-stays at its random start. This room needs NumPy and nothing else; the same scores give the same
+stays at its random start. This room needs NumPy and no framework; the same scores give the same
 mask on every platform.
 """
 
@@ -11,15 +11,15 @@ import math
 import numbers
 import operator
 import os
-import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from keras_freeze.files import replacing
 
 # The fourth counter word of the generator in `rescue_index`. It keeps these draws apart from any
 # other use of the same seed.
@@ -486,13 +486,8 @@ class FreezeMask:
                 *(np.packbits(entry.trained).tobytes() for entry in self._entries),
             ]
         )
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-        try:
+        with replacing(path) as temporary:
             temporary.write_bytes(content + hashlib.sha256(content).digest())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "FreezeMask":

@@ -64,7 +64,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             that would have none. Defaults to 0.9.
         criterion: which weights are trained: the largest "snip" (|gradient * weight|, equation 1),
             "magnitude" (|weight|), "random", or those where a function of weights and gradients
-            (both float32, of one variable's shape) is largest. Defaults to "snip".
+            (both float32, of one variable's shape; made of `keras.ops`) is largest. Defaults to
+            "snip".
         frozen_weights: "keep" leaves frozen weights as they are (FreezeNet), "zero" sets them to
             zero (pruning: with "snip" this is SNIP), "decay" lets coupled weight decay shrink them
             (FreezeNet-WD; needs `l2 > 0` and a plain `SGD`). Defaults to "keep".

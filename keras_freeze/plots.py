@@ -107,7 +107,9 @@ def plot_comparison(results: Sequence[TrainingResult]) -> "Figure":
         epochs = range(1, len(accuracies) + 1)
         dash = _DASHES[number % len(_DASHES)]
         colour = _colour_of(result)
-        curves.plot(epochs, accuracies, dash, color=colour, label=_label_of(result))
+        curves.plot(
+            epochs, accuracies, dash, color=colour, label=_label_of(result), **_marker(epochs)
+        )
         bars.barh(number, 100 * result.test_accuracy, color=colour, height=0.6)
         bars.text(
             100 * result.test_accuracy + 1.5, number, f"{result.test_accuracy:.1%}", va="center"

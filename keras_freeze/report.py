@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze.freezing import get_mask
+from keras_freeze.freezing import get_mask, optimizer_of
 from keras_freeze.mask import FreezeMask, check_freeze_rate, num_trained_weights
 from keras_freeze.parameters import UNKNOWN, Parameter, classify
 
@@ -220,7 +220,7 @@ def report(model: Any) -> Report:
             f"Received: model={model!r}"
         )
     mask = get_mask(model)
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = optimizer_of(model)
     state = [] if optimizer is None else optimizer.variables
     if mask is None:
         rows = [_dense_row(p) for p in classify(model.trainable_variables, _exclude_of(optimizer))]

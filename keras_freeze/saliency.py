@@ -39,7 +39,8 @@ def check_criterion(criterion: str | Criterion) -> str | Criterion:
     Args:
         criterion: "snip", "magnitude", "random", or a function of the weights and the gradients
             of one variable, both float32 of the variable's shape, that returns scores of that
-            shape. The highest scores are trained.
+            shape. The highest scores are trained. To be used in the first batch, while a graph is
+            traced, it must be made of `keras.ops`.
 
     Raises:
         ValueError: for an unknown name.
@@ -74,7 +75,10 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
     function = CRITERIA[criterion] if isinstance(criterion, str) else criterion
     weights = ops.cast(weights, "float32")
     gradients = ops.zeros_like(weights) if gradients is None else ops.cast(gradients, "float32")
-    scores = ops.cast(function(weights, gradients), "float32")
+    scores = function(weights, gradients)
+    if scores is None:
+        raise ValueError("Argument `criterion` must return scores. Received: None from it")
+    scores = ops.cast(scores, "float32")
     if tuple(scores.shape) != tuple(weights.shape):
         raise ValueError(
             "Argument `criterion` must return one score per weight. For the variable "

@@ -1,6 +1,5 @@
 """Training as in the paper: its hyperparameters, its methods by name, and one call for it all."""
 
-import contextlib
 import csv
 import itertools
 import json
@@ -10,7 +9,6 @@ import platform
 import shutil
 import sys
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +22,7 @@ import tensorflow as tf
 
 from keras_freeze import backend, datasets, models
 from keras_freeze._version import __version__
+from keras_freeze.files import replacing
 from keras_freeze.freezing import freeze
 from keras_freeze.mask import check_freeze_rate
 from keras_freeze.optimizer import FreezeOptimizer
@@ -416,28 +415,6 @@ def train(
     if result.diverged_epoch is not None:
         warnings.warn(result.summary(), RuntimeWarning, stacklevel=2)
     return result
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path`, of the same ending, that takes its place when the block ends.
-
-    What was at `path` stays there if the block raises or the process dies in it.
-
-    Example:
-
-    ```python
-    with replacing("curves.png") as path:
-        figure.savefig(path)
-    ```
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{uuid.uuid4().hex}.{target.name}")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _training_batches(

@@ -350,6 +350,7 @@ def test_biases_may_be_frozen_by_name_and_layers_whole():
         ({"fc1/kernel": np.ones((10, 12))}, "fc1/kernel.*boolean.*float64"),
         ({"kernel": np.ones((10, 12), bool)}, "'kernel' names several"),
         ({3: np.ones((10, 12), bool)}, "3 names no"),
+        ({"fc1/kernel": own_mask(), "sequential/fc1/kernel": own_mask()}, "twice|names no"),
         (lambda v: np.ones(3, bool), "shape"),
         (kf.FreezeMask([]), None),
     ],
@@ -431,6 +432,10 @@ def dataset_and_labels():
         (lambda: {"x": make_data()[0], "y": make_data()[1], "steps": 2}, "steps"),
         (lambda: {"x": make_data()[0], "y": make_data()[1], "steps": 0}, "steps"),
         (lambda: {"x": make_data()[0], "y": make_data()[1], "batch_size": 0}, "batch_size"),
+        (lambda: {"x": make_data()[0]}, "targets"),
+        (lambda: {"x": make_data()[0].tolist(), "y": make_data()[1].tolist()}, "np.asarray"),
+        (lambda: {"x": np.full((4, 10), "a"), "y": np.zeros(4, int)}, "dtypes|string"),
+        (lambda: {**dict(zip("xy", make_data(), strict=True)), "loss": ["mse"]}, "one loss"),
     ],
 )
 def test_bad_data_are_named_and_change_nothing(arguments, message):
@@ -495,8 +500,16 @@ def test_models_that_cannot_be_frozen_say_why():
     with pytest.raises(ValueError, match="FreezeOptimizer"):
         kf.prune(model)
     assert kf.get_mask(model) is None
+    for function in (kf.freeze, kf.compute_saliency):
+        with pytest.raises(TypeError, match="model"):
+            function("model", *make_data())
     with pytest.raises(TypeError, match="model"):
-        kf.freeze("model", *make_data())
+        kf.reinitialize("model")
+    for x in (None, "digits"):
+        with pytest.raises(TypeError, match=f"x={x!r}"):
+            kf.compute_saliency(model, x)
+    with pytest.raises(ValueError, match=r"criterion.*None"):
+        kf.compute_saliency(make_model(), *make_data(), criterion=lambda w, g: None)
     without_weights = compile_model(keras.Sequential([keras.Input((10,)), layers.ReLU()]))
     with pytest.raises(ValueError, match="no trainable variables"):
         kf.freeze(without_weights, *make_data())
@@ -579,6 +592,73 @@ def test_optimizer_of_one_model_is_refused_by_another():
     other.compile(model.optimizer, "sparse_categorical_crossentropy")
     with pytest.raises(ValueError, match="Unknown variable"):
         other.fit(*make_data(), verbose=0)
+
+
+def test_refused_freeze_leaves_an_earlier_mask_and_its_optimizer_alone():
+    model = make_model()
+    kf.freeze(model, *make_data())
+    model.fit(*make_data(), verbose=0)
+    mask, before = kf.get_mask(model), [v.numpy() for v in model.optimizer.variables]
+    with (
+        tf.distribute.OneDeviceStrategy("cpu:0").scope(),
+        pytest.raises(ValueError, match=r"tf\.distribute"),
+    ):
+        kf.freeze(model, *make_data(seed=3), overwrite=True)
+    assert kf.get_mask(model) == mask
+    after = [v.numpy() for v in model.optimizer.variables]
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    model.fit(*make_data(), verbose=0)
+
+
+def test_refused_freeze_leaves_no_mask_behind():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((10,)), layers.Dense(4, dtype="bfloat16")])
+    compile_model(model, frozen_weights="decay", l2=0.1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="float32"):
+            kf.freeze(model, *make_data())
+        assert kf.get_mask(model) is None
+
+
+def test_function_as_mask_is_asked_for_weights_only():
+    model = make_model()
+    asked = []
+    mask = kf.freeze(model, mask=lambda v: asked.append(v.path) or abs(v.numpy()) > 0.2)
+    assert [path.split("/")[-1] for path in asked] == ["kernel", "kernel"]
+    model.fit(*make_data(), verbose=0)
+    assert (model.get_layer("fc1").bias.numpy() != 0.0).any()
+    assert 0 < mask.num_trained < mask.num_weights
+
+
+def test_model_of_a_custom_loop_can_be_asked_pruned_and_reinitialized():
+    model = build_model()
+    optimizer = kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.75, frozen_weights="zero")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    mask = kf.freeze(model, *make_data(), loss=loss, optimizer=optimizer)
+    assert kf.get_mask(model) == mask
+    assert kf.report(model).num_trained_weights == 42
+    kf.reinitialize(model, seed=2)
+    kernel = model.get_layer("fc1").kernel
+    assert (kernel.numpy()[~mask[kernel]] == 0.0).all()
+    assert (kernel.numpy()[mask[kernel]] != 0.0).all()
+    kf.prune(model)
+
+
+def test_scores_that_are_all_zero_are_warned_of():
+    x, y = make_data()
+    with pytest.warns(UserWarning, match="All scores are zero"):
+        kf.freeze(make_model(), x, y, sample_weight=np.zeros(64))
+
+
+def test_sparse_inputs_are_one_batch_too():
+    dense, y = make_data()
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((10,), sparse=True), layers.Dense(4, name="fc")])
+    compile_model(model)
+    mask = kf.freeze(model, tf.sparse.from_dense(dense), y)
+    other = keras.Sequential([keras.Input((10,)), layers.Dense(4, name="fc")])
+    other.set_weights(model.get_weights())
+    assert kf.freeze(compile_model(other), dense, y) == mask
 
 
 @pytest.mark.parametrize("way", ["freeze", "first batch"])

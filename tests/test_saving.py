@@ -369,8 +369,8 @@ def test_rebuilt_optimizer_can_be_exported_and_checkpointed(tmp_path, what):
     train(model)
     x, _ = make_data()
     model.export(tmp_path / "exported", verbose=False)
-    served = tf.saved_model.load(tmp_path / "exported").serve(x)
-    np.testing.assert_allclose(served, model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+    exported = tf.saved_model.load(tmp_path / "exported")
+    np.testing.assert_allclose(exported.serve(x), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
     tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
     converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "exported"))
     assert len(converter.convert()) > 1000
