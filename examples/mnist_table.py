@@ -18,6 +18,7 @@ from absl import flags
 
 import keras_freeze as kf
 from keras_freeze.files import replacing
+from keras_freeze.mask import check_freeze_rate
 
 _DATASET = flags.DEFINE_string("dataset", "mnist", f"One of {', '.join(kf.datasets.NAMES)}.")
 _MODEL = flags.DEFINE_string("model", "lenet_300_100", f"One of {', '.join(kf.models.MODELS)}.")
