@@ -122,7 +122,7 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
 
 
 def optimizer_of(model: keras.Model) -> Any:
-    """The optimizer that a model is compiled with, or else that `freeze` was given; None if none."""
+    """The optimizer that a model is compiled with, or that `freeze` was given; None if none."""
     compiled = getattr(model, "optimizer", None)
     return compiled if _freeze_optimizers(compiled) else _loop_optimizers.get(model, compiled)
 

@@ -139,7 +139,7 @@ class Update:
 
 
 class CompactUpdate(Update):
-    """The inner optimizer sees one vector of trained weights per kernel (DESIGN decision 2).
+    """The inner optimizer sees one vector of trained weights per kernel.
 
     Args:
         trained_counts: how many entries of each variable are trained; None where the variable is
@@ -173,12 +173,7 @@ class CompactUpdate(Update):
             dtype = keras.backend.standardize_dtype(variable.dtype)
             path = parameters[position].path
             self._values[position] = _variable(values, dtype, path.split("/")[-1], path)
-        # Entries that a variable excluded from decay is known by are those of its vector, too.
-        excluded = getattr(inner, "_exclude_from_weight_decay", None)
-        if excluded:
-            for position, values in self._values.items():
-                if inner._var_key(parameters[position].variable) in excluded:
-                    excluded.add(inner._var_key(values))
+        self._exclude_vectors_from_decay()
         self._build_inner([v for p in parameters if (v := self._seen_by_inner(p)) is not None])
 
     @property
@@ -253,6 +248,13 @@ class CompactUpdate(Update):
         if getattr(variable, "constraint", None) is not None:
             allowed = variable.constraint(variable)
             backend.scatter(variable, indices, backend.gather(allowed, indices))
+
+    def _exclude_vectors_from_decay(self) -> None:
+        """Excludes from decoupled decay the vectors of variables that the user has excluded."""
+        excluded = getattr(self.inner, "_exclude_from_weight_decay", set())
+        for position, values in self._values.items():
+            if self.inner._var_key(self.parameters[position].variable) in excluded:
+                excluded.add(self.inner._var_key(values))
 
     def _partly_trained(self) -> Iterator[tuple[int, int]]:
         for position, count in enumerate(self.trained_counts):
