@@ -251,7 +251,7 @@ class CompactUpdate(Update):
 
     def _exclude_vectors_from_decay(self) -> None:
         """Excludes from decoupled decay the vectors of variables that the user has excluded."""
-        excluded = getattr(self.inner, "_exclude_from_weight_decay", set())
+        excluded: set[Any] = getattr(self.inner, "_exclude_from_weight_decay", set())
         for position, values in self._values.items():
             if self.inner._var_key(self.parameters[position].variable) in excluded:
                 excluded.add(self.inner._var_key(values))
