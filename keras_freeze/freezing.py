@@ -103,8 +103,7 @@ def freeze(
         outer.build(model.trainable_variables)
     if optimizer is not None:
         _loop_optimizers[model] = optimizer
-    # A function traced for another mask or for full-shape updates would go on with them.
-    model.train_function = None
+    _trace_again(model)
     return new_mask
 
 
@@ -182,8 +181,8 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
     """Draws all weights of a model's trainable layers anew and keeps its mask (algorithm S1).
 
     Trained weights are drawn anew, too; biases and normalisation, moving statistics included, go
-    back to the values they start from, and the optimizer starts anew. Before `freeze`, this gives
-    any model weights that one portable seed reproduces.
+    back to the values they start from, and the FreezeOptimizer starts anew. Before `freeze`, this
+    gives any model weights that one portable seed reproduces.
 
     Args:
         model: a built model.
@@ -215,7 +214,13 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
         freeze_optimizer.reset()
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
             freeze_optimizer.zero_frozen_weights()
-        model.train_function = None
+        _trace_again(model)
+
+
+def _trace_again(model: keras.Model) -> None:
+    """Replaces a train function that was traced for another mask, also while `fit` runs."""
+    if getattr(model, "train_function", None) is not None:
+        model.make_train_function(force=True)
 
 
 def _check_model(model: Any) -> None:

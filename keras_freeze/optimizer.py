@@ -17,7 +17,8 @@ from keras_freeze.updates import (
     CompactUpdate,
     FullShapeUpdate,
     Update,
-    reset_inner,
+    renew,
+    renewals,
     unbuild,
     with_parts,
 )
@@ -211,11 +212,11 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def reset(self) -> None:
         """Starts the inner optimizer anew, with zero iterations and the same mask."""
         mask = self.mask
-        for optimizer in with_parts(self.inner_optimizer):
-            optimizer._iterations.assign(0)
         if self.built:
             state = None if mask is None else State(mask, compact=self._suits_compact(mask))
             self._rebuild(state, self._trainable_variables)
+        for optimizer in with_parts(self.inner_optimizer):
+            optimizer._iterations.assign(0)
 
     def zero_frozen_weights(self) -> None:
         """Sets every frozen weight to zero.
@@ -242,9 +243,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if state is not None and state.mask is not None:
             relabel(state.mask, parameters)  # refuses now, while nothing has changed
         if self._updates is not None:
+            pairs = renewals(self.inner_optimizer)
             self._updates.retire()
             self._updates = None
-            reset_inner(self.inner_optimizer)
+            renew(self.inner_optimizer, pairs)
             unbuild(self)
             self._generation += 1
             self._current_generation.assign(self._generation)

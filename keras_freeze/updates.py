@@ -227,8 +227,9 @@ class CompactUpdate(Update):
                 gradients.append(self._with_l2(gradient, values))
                 variables.append(values)
         factor = self._update_inner(gradients, variables)
-        for _, variable, position in step:
-            if position in self._indices:
+        for gradient, variable, position in step:
+            has_changed = gradient is not None or factor is not None
+            if position in self._indices and has_changed:
                 self._write_back(variable, position, factor)
 
     def retire(self) -> None:
@@ -449,8 +450,8 @@ class FullShapeUpdate(Update):
             if factor is not None:
                 frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
             self._restore(position, frozen)
-        for _, variable, position in step:
-            if getattr(variable, "constraint", None) is not None:
+        for gradient, variable, position in step:
+            if gradient is not None and getattr(variable, "constraint", None) is not None:
                 frozen = backend.read(variable)
                 variable.assign(variable.constraint(variable))
                 if position in self._masks:
@@ -491,30 +492,55 @@ def unbuild(optimizer: Any) -> None:
     optimizer.built = False
 
 
-def reset_inner(inner: Any) -> None:
-    """Unbuilds an optimizer and drops its state, but for its iterations and its rate."""
-    for optimizer in with_parts(inner):
-        if hasattr(optimizer, "optimizers"):
-            unbuild(optimizer)  # all its state is that of its parts
-        else:
-            _renew(optimizer)
+def renewals(inner: Any) -> list[tuple[Any, Any]]:
+    """An optimizer's parts, each with a new one that it can become; nothing is changed yet.
 
-
-def _renew(optimizer: Any) -> None:
-    """Makes an optimizer what it was before it was built, and keeps the object.
-
-    Variables cannot just be taken out of it: TensorFlow then refuses to export its model.
+    Raises:
+        ValueError: for an optimizer that cannot be made again from its configuration.
     """
-    config = optimizer.get_config()
-    if not isinstance(optimizer._learning_rate, keras.Variable):
-        config["learning_rate"] = optimizer._learning_rate  # a schedule, or any function
-    fresh = type(optimizer).from_config(config)
+    # All the state of a MultiOptimizer is that of its parts.
+    parts = [part for part in with_parts(inner) if not hasattr(part, "optimizers")]
+    return [(part, _made_again(part)) for part in parts]
+
+
+def renew(inner: Any, pairs: list[tuple[Any, Any]]) -> None:
+    """Unbuilds an optimizer and drops its state, but for its iterations and its rate.
+
+    The objects stay. Variables cannot just be taken out of them: TensorFlow then refuses to export
+    their model.
+    """
+    for old, fresh in pairs:
+        vars(old).clear()
+        vars(old).update(vars(fresh))
+    unbuild(inner)
+
+
+def _made_again(optimizer: Any) -> Any:
+    rate = optimizer._learning_rate
+    try:
+        if not isinstance(rate, keras.Variable):
+            vars(optimizer)["_learning_rate"] = None  # functions may have no configuration
+        config = optimizer.get_config()
+        if not isinstance(rate, keras.Variable):
+            config["learning_rate"] = rate
+        fresh = type(optimizer).from_config(config)
+    except Exception as error:
+        raise ValueError(
+            f"To start anew, {type(optimizer).__name__} must be made again by its `get_config` and "
+            f"`from_config`, which failed: {error}"
+        ) from error
+    finally:
+        vars(optimizer)["_learning_rate"] = rate
     fresh._iterations.assign(optimizer._iterations)
+    for name, value in vars(optimizer).items():
+        # Settings, which a subclass may have left out of its configuration.
+        is_setting = isinstance(value, (bool, int, float, str, type(None)))
+        if is_setting and not name.startswith("_") and name != "built":
+            setattr(fresh, name, value)
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(fresh, name, getattr(optimizer, name))
-    vars(optimizer).clear()
-    vars(optimizer).update(vars(fresh))
+    return fresh
 
 
 def with_parts(optimizer: Any) -> list[Any]:

@@ -671,6 +671,28 @@ def test_strategies_are_refused_for_now(way):
         kf.freeze(model, *make_data()) if way == "freeze" else model.fit(*make_data(), verbose=0)
 
 
+@pytest.mark.parametrize("way", ["freeze", "first batch"])
+def test_constraints_wait_for_a_gradient_as_in_keras(way):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((10,)),
+            layers.Dense(4, kernel_constraint="non_neg", bias_constraint="non_neg"),
+        ]
+    )
+    optimizer = compile_model(model).optimizer
+    kernel, bias = model.trainable_variables
+    if way == "freeze":
+        kf.freeze(model, *make_data())
+    else:
+        model.fit(*make_data(), verbose=0)
+    bias.assign(np.full(4, -1.0))
+    optimizer.apply([tf.ones((10, 4)), None], [kernel, bias])
+    assert (bias.numpy() == -1.0).all()
+    optimizer.apply([tf.ones((10, 4)), tf.ones(4)], [kernel, bias])
+    assert (bias.numpy() == 0.0).all()
+
+
 # prune and reinitialize
 
 

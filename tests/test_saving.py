@@ -379,3 +379,72 @@ def test_rebuilt_optimizer_can_be_exported_and_checkpointed(tmp_path, what):
     train(model)
     train(loaded)
     assert weights_equal(loaded, model)
+
+
+class Boosted(keras.optimizers.SGD):
+    """A subclass as people write them, without a configuration of its own."""
+
+    def __init__(self, boost=1.0, **arguments):
+        super().__init__(**arguments)
+        self.boost = boost
+
+
+class Demanding(keras.optimizers.SGD):
+    def __init__(self, boost, **arguments):
+        super().__init__(**arguments)
+        self.boost = boost
+
+
+class Constant(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: Boosted(5.0, learning_rate=0.1),
+        lambda: keras.optimizers.SGD(Constant()),
+        lambda: keras.optimizers.SGD(lambda: 0.1),
+    ],
+    ids=["subclass", "schedule without config", "function"],
+)
+def test_settings_survive_a_replaced_mask(inner):
+    inner = inner()
+    inner.tag = "mine"
+    model = start("compact", inner=inner)
+    kf.freeze(model, *make_data(), overwrite=True)
+    train(model)
+    assert model.optimizer.inner_optimizer is inner
+    assert (inner.tag, getattr(inner, "boost", 5.0)) == ("mine", 5.0)
+    assert float(keras.ops.convert_to_tensor(inner.learning_rate)) == np.float32(0.1)
+
+
+def test_optimizer_that_cannot_be_made_again_keeps_its_mask():
+    model = start("compact", inner=Demanding(5.0, learning_rate=0.1))
+    mask, before = kf.get_mask(model), [v.numpy() for v in model.optimizer.variables]
+    with pytest.raises(ValueError, match="Demanding must be made again"):
+        kf.freeze(model, *make_data(), overwrite=True)
+    assert kf.get_mask(model) == mask
+    after = [v.numpy() for v in model.optimizer.variables]
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    train(model)
+
+
+def test_mask_can_be_replaced_while_fit_runs():
+    model = start("compact")
+    masks = [kf.get_mask(model)]
+
+    class Refreeze(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            masks.append(kf.freeze(self.model, *make_data(seed=epoch + 7), overwrite=True))
+
+    x, y = make_data()
+    model.fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=[Refreeze()])
+    assert masks[1] != masks[0]
+    assert kf.get_mask(model) == masks[-1]
+    before = model.layers[0].kernel.numpy()
+    train(model)
+    moved = model.layers[0].kernel.numpy() != before
+    assert moved.any()
+    assert not (moved & ~kf.get_mask(model)[model.layers[0].kernel]).any()
