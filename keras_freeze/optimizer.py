@@ -499,7 +499,7 @@ def _count_trained(mask: FreezeMask, num_variables: int) -> list[int | None]:
 def _check_counts(
     counts: Sequence[int | None], parameters: Sequence[Parameter]
 ) -> Sequence[int | None]:
-    sizes = [int(np.prod(p.variable.shape, dtype=np.int64)) for p in parameters]
+    sizes = [p.size for p in parameters]
     if len(counts) != len(sizes) or any(
         count is not None and count > size for count, size in zip(counts, sizes, strict=False)
     ):

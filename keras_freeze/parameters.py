@@ -7,6 +7,7 @@ kind of a variable follows from its name alone, as Keras's layers give it. Its r
 the biases of `MultiHeadAttention` are matrices, the alphas of `PReLU` may be cubes.
 """
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Parameter:
     path: str
     kind: str
     excluded: bool
+
+    @property
+    def size(self) -> int:
+        """How many entries the variable has."""
+        return math.prod(self.variable.shape)
 
     @property
     def is_frozen_candidate(self) -> bool:

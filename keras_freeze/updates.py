@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend, saliency
-from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index, select_top
+from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index
 from keras_freeze.parameters import Parameter
 
 # (gradient or None, variable, position of the variable)
@@ -235,8 +235,8 @@ class CompactUpdate(Update):
     def retire(self) -> None:
         # XLA leaves out what it would write outside a variable.
         for position, indices in self._indices.items():
-            size = int(np.prod(self.parameters[position].variable.shape, dtype=np.int64))
-            indices.assign(np.full(tuple(indices.shape), size, "int32"))
+            outside = self.parameters[position].size
+            indices.assign(np.full(tuple(indices.shape), outside, "int32"))
 
     def _write_back(self, variable: Any, position: int, factor: Any) -> None:
         indices, values = self._indices[position], self._values[position]
@@ -259,8 +259,7 @@ class CompactUpdate(Update):
 
     def _partly_trained(self) -> Iterator[tuple[int, int]]:
         for position, count in enumerate(self.trained_counts):
-            size = int(np.prod(self.parameters[position].variable.shape, dtype=np.int64))
-            if count is not None and count < size:
+            if count is not None and count < self.parameters[position].size:
                 yield position, count
 
     def _seen_by_inner(self, parameter: Parameter) -> Any:
@@ -292,42 +291,34 @@ class FullShapeUpdate(Update):
         super().__init__(inner, parameters, frozen_weights, l2)
         self._criterion = criterion
         self._seed = seed
-        candidates = [p for p in parameters if p.is_frozen_candidate]
-        sizes = [int(np.prod(p.variable.shape, dtype=np.int64)) for p in candidates]
-        self._num_trained = num_trained_weights(freeze_rate, sum(sizes))
-        self._rescued = (
-            {}
-            if freeze_rate == 1.0
-            else {
-                p.position: rescue_index(seed, p.position, size)
-                for p, size in zip(candidates, sizes, strict=True)
-                if size
-            }
-        )
-        self._candidates = {p.position: size for p, size in zip(candidates, sizes, strict=True)}
+        self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
+        self._num_trained = num_trained_weights(freeze_rate, sum(self._candidates.values()))
+        self._rescued = {
+            position: rescue_index(seed, position, size)
+            for position, size in self._candidates.items()
+            if size and freeze_rate < 1.0
+        }
         self._decided = _variable(np.array(mask is not None), "bool", "mask_decided")
         self._masks = {
             position: _variable(trained, "bool", f"mask_{position}")
-            for position, trained in self._initial_masks(mask).items()
+            for position, trained in self._initial_masks(mask, freeze_rate).items()
         }
         if mask is not None:
             self.num_rescued = mask.num_rescued
         self._given = mask is not None
         self._build_inner([p.variable for p in parameters])
 
-    def _initial_masks(self, mask: FreezeMask | None) -> dict[int, np.ndarray]:
-        if mask is not None:
-            return {entry.position: entry.trained for entry in mask.entries}
+    def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
         shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
-        if self._criterion != saliency.RANDOM:
+        if mask is None and self._criterion == saliency.RANDOM:
+            # It needs no gradients: it waits here until the first batch adopts it.
+            scores = [saliency.random_scores(s, self._seed, p) for p, s in shapes.items()]
+            mask = FreezeMask.from_scores(
+                scores, freeze_rate, seed=self._seed, positions=list(shapes)
+            )
+        if mask is None:
             return {position: np.ones(shape, bool) for position, shape in shapes.items()}
-        # A random mask needs no gradients: it waits here until the first batch adopts it.
-        scores = [saliency.random_scores(s, self._seed, p) for p, s in shapes.items()]
-        masks = dict(zip(shapes, select_top(scores, self._num_trained), strict=True))
-        for position, index in self._rescued.items():
-            if not masks[position].any():
-                masks[position].reshape(-1)[index] = True
-        return masks
+        return {entry.position: entry.trained for entry in mask.entries}
 
     @property
     def variables(self) -> list[Any]:
