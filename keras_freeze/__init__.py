@@ -12,21 +12,28 @@ from keras_freeze.freezing import compute_saliency, freeze, get_mask, prune, rei
 from keras_freeze.mask import FreezeMask
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.report import report
+from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
 
 # Loaded when first used: what they import (data sets, plots) is optional and slow.
 _LAZY_MODULES = ("datasets", "models", "plots", "training")
 
 __all__ = [
+    "FreezeFileError",
     "FreezeMask",
     "FreezeOptimizer",
     "__version__",
+    "apply_delta",
     "compute_saliency",
     "freeze",
     "get_mask",
     "initializers",
+    "load",
     "prune",
     "reinitialize",
+    "remove_delta",
     "report",
+    "save",
+    "storage",
     *_LAZY_MODULES,
 ]
 

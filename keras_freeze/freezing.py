@@ -116,14 +116,30 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
     keras_freeze.get_mask(model)["fc1/kernel"].sum()
     ```
     """
-    found = _freeze_optimizers(optimizer_of(model))
-    return found[0].mask if len(found) == 1 else None
+    freeze_optimizer = freeze_optimizer_of(model)
+    return None if freeze_optimizer is None else freeze_optimizer.mask
 
 
 def optimizer_of(model: keras.Model) -> Any:
     """The optimizer that a model is compiled with, or that `freeze` was given; None if none."""
     compiled = getattr(model, "optimizer", None)
     return compiled if _freeze_optimizers(compiled) else _loop_optimizers.get(model, compiled)
+
+
+def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
+    """The FreezeOptimizer of a model, wherever it sits; None if there is none, or several."""
+    found = _freeze_optimizers(optimizer_of(model))
+    return found[0] if len(found) == 1 else None
+
+
+def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
+    """For each variable, by its id, the layer and the attribute that hold its initializer."""
+    return {
+        id(variable): (layer, attribute)
+        for layer in model._flatten_layers()
+        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]
+        if (attribute := _initializer_attribute(layer, variable)) is not None
+    }
 
 
 def compute_saliency(
@@ -202,12 +218,13 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
     weights = [v for v in model.trainable_variables if kind_of(v) == WEIGHT]
     if not weights:
         raise ValueError("Argument `model` has no trainable weights; is it built?")
-    drawn = [
-        initializers.get(initializer, seed, stream)(tuple(v.shape), dtype=v.dtype)
-        for stream, v in enumerate(weights)
-    ]
-    for variable, value in zip(weights, drawn, strict=True):
+    drawn = [initializers.get(initializer, seed, stream) for stream in range(len(weights))]
+    values = [draw(tuple(v.shape), dtype=v.dtype) for v, draw in zip(weights, drawn, strict=True)]
+    holders = initializers_of(model)
+    for variable, value, draw in zip(weights, values, drawn, strict=True):
         variable.assign(value)
+        if id(variable) in holders:
+            setattr(*holders[id(variable)], draw)  # `save` looks there for the seed
     for layer in _trainable_layers(model):
         _reset_other_parameters(layer)
     for freeze_optimizer in _freeze_optimizers(optimizer_of(model)):
@@ -416,6 +433,16 @@ def _trainable_layers(model: keras.Model) -> Sequence[Any]:
     return [layer for layer in model._flatten_layers() if layer.trainable]
 
 
+def _initializer_attribute(layer: Any, variable: Any) -> str | None:
+    """Under which name a layer keeps the initializer of one of its own variables."""
+    name = path_of(variable).rsplit("/", 1)[-1]
+    # LSTM's `recurrent_kernel` starts from `recurrent_initializer`.
+    for attribute in (f"{name}_initializer", f"{name.removesuffix('_kernel')}_initializer"):
+        if callable(getattr(layer, attribute, None)):
+            return attribute
+    return None
+
+
 def _reset_other_parameters(layer: Any) -> None:
     """Gives a layer's biases and normalisation, and their statistics, their first values."""
     own = [*layer._trainable_variables, *layer._non_trainable_variables]
@@ -423,8 +450,9 @@ def _reset_other_parameters(layer: Any) -> None:
         name = path_of(variable).rsplit("/", 1)[-1]
         if kind_of(variable) == WEIGHT:
             continue
-        initializer = getattr(layer, f"{name}_initializer", None)
-        if callable(initializer):
+        attribute = _initializer_attribute(layer, variable)
+        if attribute is not None:
+            initializer = getattr(layer, attribute)
             variable.assign(initializer(tuple(variable.shape), dtype=variable.dtype))
             if name == "bias" and getattr(layer, "unit_forget_bias", False):
                 _set_forget_bias(variable, layer.units)

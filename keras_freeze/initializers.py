@@ -21,9 +21,11 @@ The generator `GENERATOR`, step by step:
 Anything that changes a bit needs a new generator name.
 """
 
+import contextlib
+import contextvars
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -85,6 +87,19 @@ _TAIL = (
     6.479589891179265e-06,
     2.6412464129472416e-06,
 )
+
+
+_blank = contextvars.ContextVar("blank", default=False)
+
+
+@contextlib.contextmanager
+def blank() -> Iterator[None]:
+    """A scope in which layers get zeros instead: for a model whose weights are about to be set."""
+    token = _blank.set(True)
+    try:
+        yield
+    finally:
+        _blank.reset(token)
 
 
 def compute_fans(shape: Sequence[int]) -> tuple[int, int]:
@@ -175,6 +190,8 @@ class SeededInitializer(keras.initializers.Initializer):
                 f"{type(self).__name__} draws real numbers; dtype must be a floating-point dtype "
                 f"such as 'float32'. Received: dtype={dtype!r}"
             )
+        if _blank.get():
+            return keras.ops.zeros(_check_shape(shape), name)
         return keras.ops.cast(keras.ops.convert_to_tensor(self.values(shape)), name)
 
     def get_config(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
 
 _MAGIC = b"keras_freeze mask "
 _VERSION = b"1\n"
+_FREEZE_FILE = b"\x89FREEZE\n"  # how a `.freeze` file begins
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -491,7 +492,7 @@ class FreezeMask:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "FreezeMask":
-        """Reads a mask that `save` wrote.
+        """Reads a mask that `save` wrote, or the mask in a `.freeze` file.
 
         Args:
             path: The file.
@@ -504,7 +505,13 @@ class FreezeMask:
             ValueError: If the file is no mask, of another version, cut short or damaged.
         """
         with open(path, "rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
+            start = file.read(len(_MAGIC))
+            if start.startswith(_FREEZE_FILE):
+                # The room of these files is below this one, which needs it for this alone.
+                from keras_freeze.storage.loading import read_mask
+
+                return read_mask(path)
+            if start != _MAGIC:
                 raise ValueError(f"The file is not a saved FreezeMask. Received: path={path!s}")
             version = file.read(len(_VERSION))
             if version != _VERSION:

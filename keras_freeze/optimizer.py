@@ -205,7 +205,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             mask: which entries are trained; what it does not cover is trained whole.
             variables: the variables that the mask's positions mean.
         """
-        self._rebuild(State(mask, compact=self._suits_compact(mask)), variables)
+        self._rebuild(State(mask, compact=self.suits_compact(mask)), variables)
         if self.frozen_weights == "zero":
             self.zero_frozen_weights()
 
@@ -213,7 +213,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         """Starts the inner optimizer anew, with zero iterations and the same mask."""
         mask = self.mask
         if self.built:
-            state = None if mask is None else State(mask, compact=self._suits_compact(mask))
+            state = None if mask is None else State(mask, compact=self.suits_compact(mask))
             self._rebuild(state, self._trainable_variables)
         for optimizer in with_parts(self.inner_optimizer):
             optimizer._iterations.assign(0)
@@ -233,7 +233,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if isinstance(self._updates, FullShapeUpdate):
             self._updates.copy_frozen_entries_to_averages()
 
-    def _suits_compact(self, mask: FreezeMask) -> bool:
+    def suits_compact(self, mask: FreezeMask) -> bool:
+        """Whether the inner optimizer can do with the trained weights of a mask alone."""
         everything_trained = all(entry.trained.all() for entry in mask.entries)
         inner = self.inner_optimizer
         return everything_trained or (type(inner) in COORDINATE_WISE and not inner.use_ema)
@@ -315,8 +316,12 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     @property
     def variables(self) -> list[Any]:
         """The state: the mask's own variables, then those of the inner optimizer."""
-        own = [] if self._updates is None else self._updates.variables
-        return [*own, *self.inner_optimizer.variables]
+        return [*self.mask_variables, *self.inner_optimizer.variables]
+
+    @property
+    def mask_variables(self) -> list[Any]:
+        """The variables that `state` gives again: those of the mask, and FreezeNet-WD's scalar."""
+        return [] if self._updates is None else self._updates.variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `variables`, those of the inner optimizer included.
@@ -398,13 +403,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the mask; Keras saves the inner optimizer beside it."""
-        if not self.built:
-            return
-        updates = self._updates
-        assert updates is not None
-        scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
-        compact = isinstance(updates, CompactUpdate)
-        write_state(store, State(updates.mask, compact, scale))
+        if self.built:
+            write_state(store, self.state)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the mask; an optimizer that is not built yet takes it over when it is built.
@@ -420,7 +420,23 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     stacklevel=2,
                 )
             return
-        state = read_state(store)
+        self.restore(read_state(store))
+
+    @property
+    def state(self) -> State:
+        """What this optimizer is besides its inner optimizer: mask, way of updating, decay."""
+        updates = self._updates
+        if updates is None:
+            return State(None, compact=False) if self._pending is None else self._pending
+        scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
+        return State(updates.mask, isinstance(updates, CompactUpdate), scale)
+
+    def restore(self, state: State) -> None:
+        """Takes over a state; an optimizer that is not built yet does so when it is built.
+
+        Raises:
+            ValueError: if the state belongs to a network with other variables.
+        """
         updates = self._updates
         if updates is None:
             self._pending = state

@@ -1,7 +1,6 @@
 """What a FreezeOptimizer puts into a checkpoint besides its inner optimizer: the mask above all."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_freeze.mask import FreezeMask, MaskEntry
-from keras_freeze.parameters import Parameter
+from keras_freeze.parameters import Parameter, same_path
 
 _VERSION = 1
 
@@ -91,7 +90,7 @@ def _check_fits(entry: MaskEntry, parameters: Sequence[Parameter]) -> None:
     if entry.position < len(parameters):
         parameter = parameters[entry.position]
         shape = tuple(parameter.variable.shape)
-        if shape == entry.trained.shape and _same_path(parameter.path, entry.path):
+        if shape == entry.trained.shape and same_path(parameter.path, entry.path):
             return
         found = f"{parameter.path!r} of shape {shape}"
     raise ValueError(
@@ -99,12 +98,3 @@ def _check_fits(entry: MaskEntry, parameters: Sequence[Parameter]) -> None:
         f"{entry.position}, and this network has {found} there: the mask belongs to another "
         "network, or its layers come in another order."
     )
-
-
-def _same_path(first: str, second: str) -> bool:
-    """Whether two paths agree but for the model's name and automatic numbers."""
-    a, b = (re.sub(r"_\d+(?=/|$)", "", path).split("/") for path in (first, second))
-    shorter = min(len(a), len(b))
-    if len(a) == len(b) and shorter > 2:
-        shorter -= 1
-    return a[-shorter:] == b[-shorter:]

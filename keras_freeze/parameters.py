@@ -99,6 +99,15 @@ def path_of(variable: Any) -> str:
     )
 
 
+def same_path(first: str, second: str) -> bool:
+    """Whether two paths agree but for the model's name and automatic numbers."""
+    a, b = (re.sub(r"_\d+(?=/|$)", "", path).split("/") for path in (first, second))
+    shorter = min(len(a), len(b))
+    if len(a) == len(b) and shorter > 2:
+        shorter -= 1
+    return a[-shorter:] == b[-shorter:]
+
+
 def kind_of(variable: Any) -> str:
     """Tells what a trainable variable is, by the last component of its path.
 

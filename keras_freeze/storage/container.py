@@ -1,0 +1,167 @@
+"""The bytes of a `.freeze` file: four sections, their lengths and their checksums.
+
+Everything that has a size says so in the first 68 bytes, and is checked against the size of the
+file before anything is read. docs/format.md has the layout.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_freeze.files import replacing
+from keras_freeze.storage.errors import FreezeFileError
+
+MAGIC = b"\x89FREEZE\n"
+VERSION = 1
+
+SECTIONS = ("header", "mask", "exponents", "mantissas")
+_PREAMBLE = struct.Struct("<8sIIQQQQIIII")
+_CHECK = struct.Struct("<I")
+_START = _PREAMBLE.size + _CHECK.size
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_LARGEST_HEADER = 1 << 28  # of JSON text, unpacked
+# Text that headers are full of, for deflate to refer to (tools/make_header_dictionary.py).
+_DICTIONARY = Path(__file__).with_name("header_dictionary.txt").read_bytes()
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a file holds.
+
+    Attributes:
+        header: the JSON object that describes the rest.
+        mask, exponents, mantissas: coded bytes.
+        digest: SHA-256 of all that comes before it in the file.
+        num_bytes: the file's size by part.
+    """
+
+    header: dict[str, Any]
+    mask: bytes
+    exponents: bytes
+    mantissas: bytes
+    digest: bytes
+    num_bytes: dict[str, int]
+
+
+def write_container(
+    path: str | os.PathLike[str],
+    header: dict[str, Any],
+    mask: bytes,
+    exponents: bytes,
+    mantissas: bytes,
+) -> None:
+    """Writes a file beside `path` and renames it, so that a killed write leaves the old one."""
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) > _LARGEST_HEADER:
+        raise ValueError(
+            f"The description of this model takes {len(text)} bytes; a `.freeze` file allows "
+            f"{_LARGEST_HEADER}."
+        )
+    packer = zlib.compressobj(9, zdict=_DICTIONARY)
+    sections = (packer.compress(text) + packer.flush(), mask, exponents, mantissas)
+    lengths = [len(section) for section in sections]
+    checks = [zlib.crc32(section) for section in sections]
+    preamble = _PREAMBLE.pack(MAGIC, VERSION, len(text), *lengths, *checks)
+    parts = (preamble, _CHECK.pack(zlib.crc32(preamble)), *sections)
+    digest = hashlib.sha256()
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def is_container(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a `.freeze` file does."""
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_container(path: str | os.PathLike[str]) -> Container:
+    """Reads a file and checks every byte of it.
+
+    Raises:
+        OSError: if the file cannot be read.
+        FreezeFileError: if it is no `.freeze` file, of another version, cut short or damaged.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        text_length, lengths, checks = _check_preamble(path, file.read(_START), size)
+        content = file.read(size - _START + 1)
+    if len(content) != size - _START:
+        raise _error(path, "its size changed while it was read")
+    sections, start = [], 0
+    for name, length, check in zip(SECTIONS, lengths, checks, strict=True):
+        section = content[start : start + length]
+        if zlib.crc32(section) != check:
+            where = f"bytes {_START + start} to {_START + start + length}"
+            raise _error(path, f"its section {name!r} ({where}) is damaged")
+        sections.append(section)
+        start += length
+    # The preamble's own checksum has been compared, so it is what these values pack to.
+    preamble = _PREAMBLE.pack(MAGIC, VERSION, text_length, *lengths, *checks)
+    digest = hashlib.sha256(preamble + _CHECK.pack(zlib.crc32(preamble)))
+    digest.update(memoryview(content)[:start])
+    if content[start:] != digest.digest():
+        raise _error(path, f"its last {_DIGEST_BYTES} bytes, the SHA-256 of the rest, do not fit")
+    packed, mask, exponents, mantissas = sections
+    return Container(
+        _parse(path, packed, text_length),
+        mask,
+        exponents,
+        mantissas,
+        digest=digest.digest(),
+        num_bytes={
+            **dict(zip(SECTIONS, lengths, strict=True)),
+            "checksums": _START + _DIGEST_BYTES,
+        },
+    )
+
+
+def _check_preamble(
+    path: str | os.PathLike[str], start: bytes, size: int
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The length of the header's text, and lengths and checksums of the sections."""
+    if start[: len(MAGIC)] != MAGIC:
+        raise _error(path, "it does not begin as one: it is another file, or was sent as text")
+    if len(start) < _START:
+        raise _error(path, f"it has been cut short: {size} bytes, where {_START} are needed")
+    _, version, text_length, *rest = _PREAMBLE.unpack_from(start)
+    if version != VERSION:
+        raise _error(
+            path, f"it has version {version}, and this keras_freeze reads version {VERSION}"
+        )
+    if _CHECK.unpack_from(start, _PREAMBLE.size)[0] != zlib.crc32(start[: _PREAMBLE.size]):
+        raise _error(path, f"its first {_START} bytes are damaged")
+    lengths, checks = tuple(rest[:4]), tuple(rest[4:])
+    expected = _START + sum(lengths) + _DIGEST_BYTES
+    if size != expected:
+        raise _error(path, f"it has {size} bytes and announces {expected}: it has been cut short")
+    if text_length > _LARGEST_HEADER:
+        raise _error(path, f"it announces a header of {text_length} bytes")
+    return text_length, lengths, checks
+
+
+def _parse(path: str | os.PathLike[str], packed: bytes, text_length: int) -> dict[str, Any]:
+    unpacker = zlib.decompressobj(zdict=_DICTIONARY)
+    try:
+        text = unpacker.decompress(packed, text_length + 1)
+        if len(text) != text_length or not unpacker.eof or unpacker.unused_data:
+            raise ValueError(f"it does not unpack to {text_length} bytes")
+        header = json.loads(text)
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise _error(path, f"its header cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise _error(path, "its header is no JSON object")
+    return header
+
+
+def _error(path: str | os.PathLike[str], problem: str) -> FreezeFileError:
+    return FreezeFileError(f"{os.fspath(path)!r} cannot be used as a `.freeze` file: {problem}.")

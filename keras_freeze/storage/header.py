@@ -1,0 +1,325 @@
+"""What the header of a `.freeze` file says: the model, and where the values of each variable are.
+
+Read from JSON with every field checked, so that what follows need not doubt it.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from keras_freeze.storage.errors import FreezeFileError
+
+# Bytes of one value, by the names that Keras gives to dtypes.
+WIDTHS = {
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "uint16": 2,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+}
+
+ZERO, SEED, INITIALIZER, BASE = "zero", "seed", "initializer", "base"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of a variable that are not in the file come from.
+
+    Attributes:
+        kind: `ZERO`; `SEED`, one of our portable initializers; `INITIALIZER`, one of Keras's, the
+            same numbers only with the same versions on the same kind of machine; or `BASE`.
+        distribution, seed, stream: of `SEED`.
+        config: the initializer of `INITIALIZER` as Keras serializes it, its seed included.
+        index: of `BASE`, which of the base's variables it is.
+    """
+
+    kind: str
+    distribution: str = ""
+    seed: int = 0
+    stream: int = 0
+    config: Mapping[str, Any] | None = None
+    index: int = 0
+
+    def to_json(self) -> list[Any]:
+        """The source as a list that begins with its kind."""
+        described: dict[str, list[Any]] = {
+            ZERO: [],
+            SEED: [self.distribution, self.seed, self.stream],
+            INITIALIZER: [self.config],
+            BASE: [self.index],
+        }
+        return [self.kind, *described[self.kind]]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Source":
+        """The source that `to_json` described."""
+        kind, *rest = _check(value, list, "source")
+        if kind == ZERO and not rest:
+            return cls(ZERO)
+        if kind == SEED and len(rest) == 3:
+            seed, stream = _whole(rest[1], 2**32, "seed"), _whole(rest[2], 2**32, "stream")
+            return cls(SEED, _check(rest[0], str, "distribution"), seed, stream)
+        if kind == INITIALIZER and len(rest) == 1:
+            return cls(INITIALIZER, config=_check(rest[0], dict, "initializer"))
+        if kind == BASE and len(rest) == 1:
+            return cls(BASE, index=_whole(rest[0], 2**31, "index"))
+        raise FreezeFileError(f"there is no source {value!r:.200}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The place of a variable in the freezing mask: `MaskEntry` without its array."""
+
+    position: int
+    is_weight: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """One variable of the model.
+
+    Attributes:
+        path, shape, dtype: as in the model that was saved.
+        source: of the values that are not in the file; None if all are.
+        entry: its place in the mask; None for a variable outside of it.
+        stored_dtype: the dtype of the values in the file, where it is not the variable's.
+        trainable: whether it is a parameter; statistics and random states are not.
+        checksum: CRC-32 of all its values, little-endian, as they are once loaded.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    source: Source | None
+    entry: Entry | None
+    stored_dtype: str
+    trainable: bool
+    checksum: int
+
+    @property
+    def size(self) -> int:
+        """How many values the variable has."""
+        return math.prod(self.shape)
+
+    def num_stored(self, num_trained: int) -> int:
+        """How many of them are in the file, if its mask, if any, has `num_trained` entries."""
+        if self.source is None:
+            return self.size
+        return 0 if self.entry is None else num_trained
+
+    def to_json(self) -> dict[str, Any]:
+        """The record without what is as usual."""
+        described: dict[str, Any] = {"path": self.path, "shape": list(self.shape)}
+        if self.dtype != "float32":
+            described["dtype"] = self.dtype
+        if self.source is not None:
+            described["source"] = self.source.to_json()
+        if self.entry is not None:
+            described["mask"] = [self.entry.position, int(self.entry.is_weight)]
+        if self.stored_dtype != self.dtype:
+            described["stored_dtype"] = self.stored_dtype
+        if not self.trainable:
+            described["trainable"] = False
+        return {**described, "crc32": self.checksum}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Record":
+        """The record that `to_json` described."""
+        described = _check(value, dict, "variable")
+        shape = tuple(
+            _whole(length, 2**48, "shape") for length in _check(described["shape"], list, "shape")
+        )
+        dtype = _dtype(described.get("dtype", "float32"))
+        entry = None
+        if "mask" in described:
+            position, is_weight = _check(described["mask"], list, "mask")
+            entry = Entry(_whole(position, 2**31, "position"), bool(_whole(is_weight, 2, "mask")))
+        return cls(
+            path=_check(described["path"], str, "path"),
+            shape=shape,
+            dtype=dtype,
+            source=Source.from_json(described["source"]) if "source" in described else None,
+            entry=entry,
+            stored_dtype=_dtype(described.get("stored_dtype", dtype)),
+            trainable=_check(described.get("trainable", True), bool, "trainable"),
+            checksum=_whole(described["crc32"], 2**32, "crc32"),
+        )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One variable of the optimizer, whose values are in the file after those of the model."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Slot":
+        """The slot that a header describes."""
+        path, lengths, dtype = _check(value, list, "optimizer variable")
+        shape = tuple(_whole(n, 2**48, "shape") for n in _check(lengths, list, "shape"))
+        return cls(_check(path, str, "path"), shape, _dtype(dtype))
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """How the optimizer was when it was saved.
+
+    Attributes:
+        compact: whether it only saw what is trained.
+        slots: its variables.
+    """
+
+    compact: bool
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """All of it.
+
+    Attributes:
+        versions: of keras_freeze, keras and tensorflow, by name.
+        generator: which generator the seeds belong to.
+        model: the model as Keras serializes it, with its compile configuration.
+        records: the model's variables, in order.
+        num_rescued: of the mask.
+        decay_scale: what frozen weights of the mask that are not zero are multiplied by
+            (FreezeNet-WD); None for other methods.
+        base: SHA-256 of the base in hexadecimal, None without one.
+        optimizer: the optimizer's state, None if it was left out.
+    """
+
+    versions: Mapping[str, str]
+    generator: str
+    model: Mapping[str, Any]
+    records: tuple[Record, ...]
+    num_rescued: int
+    decay_scale: float | None
+    base: str | None
+    optimizer: OptimizerState | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The header as a JSON object, without what is as usual."""
+        described: dict[str, Any] = {"versions": dict(self.versions), "model": self.model}
+        if any(r.source is not None and r.source.kind == SEED for r in self.records):
+            described["generator"] = self.generator
+        described["variables"] = [record.to_json() for record in self.records]
+        if self.num_rescued:
+            described["num_rescued"] = self.num_rescued
+        if self.decay_scale is not None:
+            described["decay_scale"] = self.decay_scale
+        if self.base is not None:
+            described["base"] = self.base
+        if self.optimizer is not None:
+            slots = [list(asdict(slot).values()) for slot in self.optimizer.slots]
+            described["optimizer"] = {"compact": self.optimizer.compact, "variables": slots}
+        return described
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str], described: Mapping[str, Any]) -> "Header":
+        """The header of the file at `path`.
+
+        Raises:
+            FreezeFileError: for one that cannot be.
+        """
+        try:
+            header = cls._from_json(described)
+            header._check()
+        except (FreezeFileError, KeyError, TypeError, ValueError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise FreezeFileError(
+                f"{os.fspath(path)!r}: the header makes no sense: {what}."
+            ) from error
+        return header
+
+    @classmethod
+    def _from_json(cls, described: Mapping[str, Any]) -> "Header":
+        versions = _check(described["versions"], dict, "versions")
+        scale = described.get("decay_scale")
+        base = described.get("base")
+        optimizer = None
+        if "optimizer" in described:
+            state = _check(described["optimizer"], dict, "optimizer")
+            slots = _check(state["variables"], list, "optimizer variables")
+            optimizer = OptimizerState(
+                _check(state["compact"], bool, "compact"), tuple(map(Slot.from_json, slots))
+            )
+        records = _check(described["variables"], list, "variables")
+        return cls(
+            versions={str(name): str(version) for name, version in versions.items()},
+            generator=_check(described.get("generator", ""), str, "generator"),
+            model=_check(described["model"], dict, "model"),
+            records=tuple(map(Record.from_json, records)),
+            num_rescued=_whole(described.get("num_rescued", 0), 2**48, "num_rescued"),
+            decay_scale=None if scale is None else float(_check(scale, (int, float), "scale")),
+            base=None if base is None else _check(base, str, "base"),
+            optimizer=optimizer,
+        )
+
+    def _check(self) -> None:
+        positions = [r.entry.position for r in self.records if r.entry is not None]
+        if len(set(positions)) < len(positions):
+            raise FreezeFileError("two variables have the same position in the mask")
+        for record in self.records:
+            uses_base = record.source is not None and record.source.kind == BASE
+            if uses_base and self.base is None:
+                raise FreezeFileError(f"{record.path!r} comes from a base, and there is none")
+            rounded = record.dtype == "float32" and record.stored_dtype in ("float16", "bfloat16")
+            if record.stored_dtype != record.dtype and not rounded:
+                raise FreezeFileError(f"{record.path!r} is stored as {record.stored_dtype}")
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        needed = sum(r.size * (WIDTHS[r.dtype] + 1) for r in self.records)
+        if self.optimizer is not None:
+            needed += sum(s.size * WIDTHS[s.dtype] for s in self.optimizer.slots)
+        available = _physical_memory()
+        if needed > available:
+            raise FreezeFileError(
+                f"it announces {needed:,} bytes of variables, more than the {available:,} bytes "
+                "of memory that this machine has"
+            )
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return 1 << 46
+
+
+def _check(value: Any, kind: type | tuple[type, ...], what: str) -> Any:
+    if not isinstance(value, kind):
+        raise FreezeFileError(f"{what} is {value!r:.100}")
+    return value
+
+
+def _whole(value: Any, end: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise FreezeFileError(f"{what} is {value!r:.100}")
+    return value
+
+
+def _dtype(value: Any) -> str:
+    if not isinstance(value, str) or value not in WIDTHS:
+        raise FreezeFileError(f"there is no dtype {value!r:.100}")
+    return value

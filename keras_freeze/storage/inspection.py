@@ -1,0 +1,161 @@
+"""What is in a `.freeze` file, without building its model."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_freeze.mask import FreezeMask
+from keras_freeze.storage.container import read_container
+from keras_freeze.storage.header import BASE, INITIALIZER, SEED, WIDTHS, ZERO, Header, Record
+from keras_freeze.storage.loading import mask_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variable: its path, shape and dtype, how many values are in the file, and the source of
+    the others."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_stored: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` finds; prints as a table.
+
+    Attributes:
+        path: the file.
+        num_bytes: its size by part.
+        model: the name of the network.
+        versions: what it was saved with.
+        rows: its variables.
+        freeze_rate: q; None without a mask.
+        real_freeze_rate: q_beta, with the parameters that are not weights; None without a mask.
+        dense_bytes: what all its variables take.
+        base: the fingerprint of its base; None without one.
+        has_optimizer: whether the optimizer's state is in it.
+        digest: SHA-256 of the file but for its last 32 bytes, which are this digest.
+    """
+
+    path: str
+    num_bytes: Mapping[str, int]
+    model: str
+    versions: Mapping[str, str]
+    rows: tuple[Row, ...]
+    freeze_rate: float | None
+    real_freeze_rate: float | None
+    dense_bytes: int
+    base: str | None
+    has_optimizer: bool
+    digest: str
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of the file."""
+        return sum(self.num_bytes.values())
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        factor = self.dense_bytes / self.total_bytes
+        lines = [
+            f"{self.path}: {self.model}, saved with {versions}",
+            f"{self.total_bytes:,} bytes, {factor:.1f} times smaller than its variables:",
+            *(f"  {name:<10} {count:>12,}" for name, count in self.num_bytes.items()),
+        ]
+        if self.freeze_rate is not None:
+            lines.append(f"q = {self.freeze_rate:.6g}, q_beta = {self.real_freeze_rate:.6g}")
+        lines.append(f"base: {self.base or 'none'}")
+        lines.append(f"optimizer state: {'included' if self.has_optimizer else 'not included'}")
+        lines.append(f"fingerprint: {self.digest}")
+        width = max(len(row.path) for row in self.rows) if self.rows else 0
+        for row in self.rows:
+            shape = " x ".join(map(str, row.shape)) or "scalar"
+            lines.append(
+                f"  {row.path:<{width}}  {shape:>20} {row.dtype:<8} {row.num_stored:>12,} stored"
+                f"  {row.source}"
+            )
+        return "\n".join(lines)
+
+
+def inspect(path: str | os.PathLike[str]) -> Inspection:
+    """Reads what a file says about its network, and checks the file, without building the model.
+
+    Raises:
+        OSError: if the file cannot be read.
+        FreezeFileError: if it is damaged.
+
+    Example:
+
+    ```python
+    print(keras_freeze.storage.inspect("digits.freeze"))
+    ```
+    """
+    container = read_container(path)
+    header = Header.from_json(path, container.header)
+    mask = mask_of(header, container)
+    rows = tuple(_row(record, mask) for record in header.records)
+    config = header.model.get("config")
+    name = config.get("name") if isinstance(config, Mapping) else None
+    return Inspection(
+        path=os.fspath(path),
+        num_bytes=container.num_bytes,
+        model=str(name or header.model.get("class_name")),
+        versions=header.versions,
+        rows=rows,
+        freeze_rate=None if mask is None else mask.freeze_rate,
+        real_freeze_rate=None if mask is None else _real_freeze_rate(header, mask),
+        dense_bytes=sum(r.size * WIDTHS[r.dtype] for r in header.records),
+        base=header.base,
+        has_optimizer=header.optimizer is not None,
+        digest=container.digest.hex(),
+    )
+
+
+def _row(record: Record, mask: FreezeMask | None) -> Row:
+    return Row(
+        record.path,
+        record.shape,
+        record.dtype,
+        record.num_stored(_num_trained(record, mask)),
+        _describe(record),
+    )
+
+
+def _num_trained(record: Record, mask: FreezeMask | None) -> int:
+    """How many entries of a variable its mask trains; 0 if it has none."""
+    if mask is None or record.entry is None:
+        return 0
+    position = record.entry.position
+    return next(int(np.count_nonzero(e.trained)) for e in mask.entries if e.position == position)
+
+
+def _describe(record: Record) -> str:
+    """Where the values come from that are not stored, in words."""
+    source = record.source
+    rounded = "" if record.stored_dtype == record.dtype else f"rounded to {record.stored_dtype}"
+    if source is None:
+        return rounded
+    config = source.config or {}
+    described = {
+        ZERO: "rest zero",
+        SEED: f"rest {source.distribution}, seed {source.seed}, stream {source.stream}",
+        INITIALIZER: f"rest Keras's {config.get('class_name')} {config.get('config')}",
+        BASE: f"rest from variable {source.index} of the base",
+    }[source.kind]
+    return ", ".join(part for part in (described, rounded) if part)
+
+
+def _real_freeze_rate(header: Header, mask: FreezeMask) -> float:
+    parameters = [record for record in header.records if record.trainable]
+    total = sum(record.size for record in parameters)
+    frozen = sum(
+        record.size - _num_trained(record, mask)
+        for record in parameters
+        if record.entry is not None
+    )
+    return frozen / total if total else 0.0

@@ -1,0 +1,314 @@
+"""Load a network from a `.freeze` file."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import initializers
+from keras_freeze.freezing import freeze_optimizer_of, initializers_of, optimizer_of
+from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.optimizer_state import State
+from keras_freeze.parameters import path_of, same_path
+from keras_freeze.storage.container import Container, is_container, read_container
+from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.header import (
+    INITIALIZER,
+    SEED,
+    WIDTHS,
+    Header,
+    Record,
+)
+from keras_freeze.storage.mask_coding import decode_masks
+from keras_freeze.storage.network import (
+    as_bits,
+    build_model,
+    checksum,
+    dtype_of,
+    fingerprint,
+    finish_loading,
+    from_bits,
+    numpy_dtype,
+    optimizer_variables,
+    set_bits,
+    variables_of,
+    versions,
+)
+from keras_freeze.storage.sources import initializer_of, regenerate, scaled
+from keras_freeze.storage.value_coding import decode_values
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    base: keras.Model | str | os.PathLike[str] | None = None,
+    compile: bool = True,
+) -> keras.Model:
+    """Loads a network that `save` wrote, the same bit for bit.
+
+    The model is built from its configuration, its frozen weights come from the seed, or whatever
+    the file names, and every variable is compared with its checksum.
+
+    Args:
+        path: the file.
+        base: for a file that was saved with one: the same base, a model or the path of a `.keras`
+            or `.freeze` file.
+        compile: whether the model is compiled as it was. Its FreezeOptimizer then has the mask, and
+            fresh moments or, if the file holds them, those of the model that was saved.
+
+    Returns:
+        The model.
+
+    Raises:
+        OSError: if the file cannot be read.
+        FreezeFileError: if it is damaged in any way, of another version, or belongs to another
+            base; or if this machine or its versions of Keras and TensorFlow draw other numbers from
+            the seed of a Keras initializer. A ValueError.
+        ValueError: if the base is missing, or the model uses classes that are not registered.
+
+    Example:
+
+    ```python
+    model = keras_freeze.load("digits.freeze")
+    ```
+    """
+    container = read_container(path)
+    header = Header.from_json(path, container.header)
+    base_variables = _checked_base(path, header, base)
+    model = build_model(header.model, compile)
+    variables = variables_of(model)
+    check_variables(path, header, variables)
+    values = restored(path, header, container, base_variables)
+    for variable, bits in zip(variables, values.bits, strict=True):
+        set_bits(variable, bits)
+    finish_loading(model)
+    _keep_initializers(model, variables, header.records)
+    _restore_optimizer(path, model, header, values)
+    return model
+
+
+def open_base(base: keras.Model | str | os.PathLike[str]) -> keras.Model:
+    """The model that is meant by a `base`."""
+    if isinstance(base, keras.Model):
+        return base
+    if not isinstance(base, (str, os.PathLike)):
+        raise TypeError(
+            "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
+            f"Received: base={base!r} of type {type(base).__name__}"
+        )
+    if os.path.isfile(base) and is_container(base):
+        return load(base, compile=False)
+    return keras.models.load_model(base, compile=False)
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a file says about the variables of a model.
+
+    Attributes:
+        bits: the values of each, as bit patterns.
+        mask: the freezing mask; None if there is none.
+        optimizer: the values of each variable of the optimizer, as bit patterns.
+    """
+
+    bits: list[np.ndarray]
+    mask: FreezeMask | None
+    optimizer: list[np.ndarray]
+
+
+def read_mask(path: str | os.PathLike[str]) -> FreezeMask:
+    """The freezing mask in a file; `FreezeMask.load` is the way to call this.
+
+    Raises:
+        FreezeFileError: if the file is damaged, or has no mask.
+    """
+    container = read_container(path)
+    mask = mask_of(Header.from_json(path, container.header), container)
+    if mask is None:
+        raise FreezeFileError(f"{os.fspath(path)!r} holds a network without a freezing mask.")
+    return mask
+
+
+def restored(
+    path: str | os.PathLike[str],
+    header: Header,
+    container: Container,
+    base: Sequence[Any] | None,
+) -> Values:
+    """All values of a file, those that are not in it from their sources, and checked.
+
+    Raises:
+        FreezeFileError: if something does not fit.
+    """
+    mask = mask_of(header, container)
+    trained = {} if mask is None else {e.position: e.trained.reshape(-1) for e in mask.entries}
+    masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
+    stored, optimizer = _stored_values(header, container, masks)
+    sources = [(r.source, r.shape, r.dtype) for r in header.records if r.source is not None]
+    if any(source.kind == SEED for source, _, _ in sources):
+        _check_generator(path, header)
+    sourced = iter(regenerate(sources, base))
+    values = []
+    for record, chosen, bits in zip(header.records, masks, stored, strict=True):
+        if record.source is not None:
+            rest = next(sourced)
+            if chosen is not None:
+                if header.decay_scale is not None:
+                    rest = scaled(rest, record.dtype, header.decay_scale)
+                rest[chosen] = bits
+            bits = rest
+        if checksum(bits) != record.checksum:
+            raise _mismatch(path, header, record)
+        values.append(bits)
+    return Values(values, mask, optimizer)
+
+
+def check_variables(path: str | os.PathLike[str], header: Header, variables: Sequence[Any]) -> None:
+    """Compares a model's variables with those that a file describes.
+
+    Raises:
+        FreezeFileError: if they are not the same.
+    """
+    if len(variables) != len(header.records):
+        raise FreezeFileError(
+            f"{os.fspath(path)!r} describes {len(header.records)} variables, and the model has "
+            f"{len(variables)}: {', '.join(path_of(v) for v in variables[:12])}, ..."
+        )
+    for record, variable in zip(header.records, variables, strict=True):
+        is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
+        if not is_same or not same_path(path_of(variable), record.path):
+            raise FreezeFileError(
+                f"{os.fspath(path)!r} describes {record.path!r} of shape {record.shape} and "
+                f"{record.dtype}, where the model has {path_of(variable)!r} of shape "
+                f"{tuple(variable.shape)} and {dtype_of(variable)}."
+            )
+
+
+def mask_of(header: Header, container: Container) -> FreezeMask | None:
+    """The freezing mask of a file; None if it has none."""
+    records = [(r, r.entry) for r in header.records if r.entry is not None]
+    masks = decode_masks(container.mask, [r.shape for r, _ in records])
+    if not records:
+        return None
+    entries = [
+        MaskEntry(entry.position, r.path, trained, entry.is_weight)
+        for (r, entry), trained in zip(records, masks, strict=True)
+    ]
+    return FreezeMask(entries, num_rescued=header.num_rescued)
+
+
+def _stored_values(
+    header: Header, container: Container, masks: Sequence[np.ndarray | None]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The values in the file, of the model's variables and of the optimizer's."""
+    kinds = [
+        (r.num_stored(0 if m is None else int(np.count_nonzero(m))), WIDTHS[r.stored_dtype])
+        for r, m in zip(header.records, masks, strict=True)
+    ]
+    slots = () if header.optimizer is None else header.optimizer.slots
+    kinds += [(slot.size, WIDTHS[slot.dtype]) for slot in slots]
+    decoded = decode_values(container.exponents, container.mantissas, kinds)
+    num_records = len(header.records)
+    stored = []
+    for record, bits in zip(header.records, decoded[:num_records], strict=True):
+        if record.stored_dtype != record.dtype:
+            rounded = from_bits(bits, record.stored_dtype)
+            bits = as_bits(rounded.astype(numpy_dtype(record.dtype)), record.dtype)
+        stored.append(bits)
+    return stored, decoded[num_records:]
+
+
+def _checked_base(path: str | os.PathLike[str], header: Header, base: Any) -> list[Any] | None:
+    if header.base is None:
+        if base is not None:
+            raise ValueError(
+                f"{os.fspath(path)!r} was saved without a base. Received: base={base!r}"
+            )
+        return None
+    if base is None:
+        raise ValueError(
+            f"{os.fspath(path)!r} was saved on a base, the model with the fingerprint "
+            f"{header.base[:16]}...: pass it, or the path of its file, as `base`."
+        )
+    variables = variables_of(open_base(base))
+    check_fingerprint(path, header, variables)
+    return variables
+
+
+def check_fingerprint(
+    path: str | os.PathLike[str], header: Header, variables: Sequence[Any]
+) -> None:
+    """Compares the variables of a base with the fingerprint in a file.
+
+    Raises:
+        FreezeFileError: if the file was saved on another base.
+    """
+    found = fingerprint(variables)
+    if found != header.base:
+        raise FreezeFileError(
+            f"{os.fspath(path)!r} was saved on another base, with the fingerprint "
+            f"{(header.base or '')[:16]}... Received: a base with {found[:16]}..."
+        )
+
+
+def _check_generator(path: str | os.PathLike[str], header: Header) -> None:
+    if header.generator != initializers.GENERATOR:
+        raise FreezeFileError(
+            f"The seeds in {os.fspath(path)!r} belong to the generator {header.generator!r:.100}, "
+            f"and this keras_freeze has {initializers.GENERATOR!r}."
+        )
+
+
+def _mismatch(path: str | os.PathLike[str], header: Header, record: Record) -> FreezeFileError:
+    what = f"{os.fspath(path)!r}: the values of {record.path!r} do not match their checksum."
+    if record.source is not None and record.source.kind == INITIALIZER:
+        there = ", ".join(f"{name} {version}" for name, version in header.versions.items())
+        here = ", ".join(f"{name} {version}" for name, version in versions().items())
+        what += (
+            " Its frozen weights were drawn by an initializer of Keras, whose numbers may change "
+            f"between versions and machines. It was saved with {there}; this is {here}. Seeds of "
+            "keras_freeze.reinitialize are portable, as is a file with include_frozen=True."
+        )
+    return FreezeFileError(what)
+
+
+def _keep_initializers(
+    model: keras.Model, variables: Sequence[Any], records: Sequence[Record]
+) -> None:
+    """Tells layers where their weights came from, so that the model can be saved again."""
+    found = initializers_of(model)
+    for variable, record in zip(variables, records, strict=True):
+        source = record.source
+        if source is not None and source.kind in (SEED, INITIALIZER) and id(variable) in found:
+            layer, attribute = found[id(variable)]
+            setattr(layer, attribute, initializer_of(source))
+
+
+def _restore_optimizer(
+    path: str | os.PathLike[str], model: keras.Model, header: Header, values: Values
+) -> None:
+    optimizer, freeze_optimizer = optimizer_of(model), freeze_optimizer_of(model)
+    state = header.optimizer
+    if optimizer is None or (values.mask is None and state is None):
+        return
+    if freeze_optimizer is not None:
+        compact = None if state is None else state.compact
+        if compact is None:
+            assert values.mask is not None
+            compact = freeze_optimizer.suits_compact(values.mask)
+        freeze_optimizer.restore(State(values.mask, compact, header.decay_scale))
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if state is None:
+        return
+    variables = optimizer_variables(model)
+    described = [(slot.shape, slot.dtype) for slot in state.slots]
+    if [(tuple(v.shape), dtype_of(v)) for v in variables] != described:
+        raise FreezeFileError(
+            f"{os.fspath(path)!r} holds the state of another optimizer than the one it describes."
+        )
+    for variable, bits in zip(variables, values.optimizer, strict=True):
+        set_bits(variable, bits)

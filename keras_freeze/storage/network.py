@@ -1,0 +1,209 @@
+"""What a `.freeze` file needs from a Keras model: its configuration, and its variables as bits."""
+
+import copy
+import hashlib
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+# Without it, a layer inside two models that are themselves inside this one would be saved twice.
+from keras.src.saving.serialization_lib import ObjectSharingScope
+
+from keras_freeze import backend, initializers
+from keras_freeze._version import __version__
+from keras_freeze.freezing import freeze_optimizer_of, optimizer_of
+from keras_freeze.parameters import path_of, shorten
+from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.header import WIDTHS
+
+
+def variables_of(model: keras.Model) -> list[Any]:
+    """All variables of a model, each once: trained or not, statistics and random states too."""
+    return list({id(variable): variable for variable in model.variables}.values())
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether it is the state of a generator, as Dropout has one."""
+    return path_of(variable).endswith("seed_generator_state")
+
+
+def dtype_of(variable: Any) -> str:
+    """The name of a variable's dtype.
+
+    Raises:
+        ValueError: for one that a `.freeze` file cannot hold.
+    """
+    dtype = str(keras.backend.standardize_dtype(variable.dtype))
+    if dtype not in WIDTHS:
+        raise ValueError(
+            f"The variable {path_of(variable)!r} has dtype {dtype}. A `.freeze` file holds "
+            f"{', '.join(WIDTHS)}."
+        )
+    return dtype
+
+
+def bits_of(variable: Any) -> np.ndarray:
+    """A variable's values as a vector of bit patterns, unsigned integers of their width."""
+    return as_bits(backend.to_numpy(variable), dtype_of(variable))
+
+
+def as_bits(values: Any, dtype: str) -> np.ndarray:
+    """Values of a dtype as a vector of bit patterns."""
+    array = np.ascontiguousarray(np.asarray(values)).reshape(-1)
+    return array.view(f"u{WIDTHS[dtype]}")
+
+
+def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """The values of bit patterns."""
+    return bits.view(numpy_dtype(dtype))
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's dtype for a name of Keras's."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def set_bits(variable: Any, bits: np.ndarray) -> None:
+    """Gives a variable the values of bit patterns."""
+    variable.assign(from_bits(bits, dtype_of(variable)).reshape(tuple(variable.shape)))
+
+
+def fingerprint(variables: Sequence[Any]) -> str:
+    """SHA-256, in hexadecimal, over shapes, dtypes and values of a base's variables.
+
+    Random states are left out: they move whenever the base is used for training.
+    """
+    digest = hashlib.sha256()
+    for variable in variables:
+        if is_random_state(variable):
+            continue
+        digest.update(f"{tuple(variable.shape)} {dtype_of(variable)}\n".encode())
+        digest.update(little_endian(bits_of(variable)))
+    return digest.hexdigest()
+
+
+def little_endian(bits: np.ndarray) -> Any:
+    """Bit patterns as a buffer of bytes, the same on every machine."""
+    return np.ascontiguousarray(bits, bits.dtype.newbyteorder("<")).data
+
+
+def config_of(model: keras.Model) -> dict[str, Any]:
+    """The model as Keras serializes it: architecture, how it is built, how it is compiled.
+
+    Raises:
+        ValueError: if it has Python code or files in it, which a `.freeze` file does not take.
+    """
+    if not model.built:
+        raise ValueError("Argument `model` is not built: call it on a batch of data first.")
+    for layer in model._flatten_layers():
+        if hasattr(layer, "save_assets"):
+            raise ValueError(
+                f"The layer {layer.name!r} ({type(layer).__name__}) keeps files beside its "
+                "variables, such as a vocabulary. Save a model without it, and apply it to the "
+                "data before."
+            )
+    with ObjectSharingScope():
+        config = keras.saving.serialize_keras_object(model)
+    unregistered = set()
+    for described in _objects_in(config):
+        if described["class_name"] == "__lambda__":
+            raise ValueError(
+                "The model contains a lambda function, which would have to be stored as code. "
+                "Use a function that is registered with keras.saving.register_keras_serializable."
+            )
+        if not _is_known(described):
+            unregistered.add(str(described.get("registered_name") or described["class_name"]))
+    if unregistered:
+        warnings.warn(
+            f"The model uses {shorten(sorted(unregistered))}, which Keras will only find again "
+            "when it is loaded inside a keras.saving.custom_object_scope: decorate it with "
+            "@keras.saving.register_keras_serializable().",
+            stacklevel=3,
+        )
+    return config
+
+
+def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
+    """The model that `config_of` described, with values that are still to be set.
+
+    Raises:
+        ValueError: if Keras cannot build it.
+    """
+    described = copy.deepcopy(dict(config))
+    if not compile:
+        described["compile_config"] = None
+    # Whatever the file asks for, an error of any kind means that it cannot be had.
+    try:
+        with ObjectSharingScope(), initializers.blank():
+            model = keras.saving.deserialize_keras_object(described, safe_mode=True)
+    except Exception as error:
+        raise ValueError(
+            "Keras cannot build the model from its configuration. If it uses classes or functions "
+            "of your own, import what registers them (register_keras_serializable) first, or load "
+            f"it inside a keras.saving.custom_object_scope. Keras says: {_first_line(error)}"
+        ) from error
+    if not isinstance(model, keras.Model):
+        raise FreezeFileError(f"The configuration is that of a {type(model).__name__}, no model.")
+    return model
+
+
+def optimizer_variables(model: keras.Model) -> list[Any]:
+    """The variables of a model's optimizer, but for those that its mask gives; none if not built.
+
+    Learning rate, iterations, moments, averages and loss scale are among them.
+    """
+    optimizer = optimizer_of(model)
+    if optimizer is None or not optimizer.built:
+        return []
+    freeze_optimizer = freeze_optimizer_of(model)
+    given = [] if freeze_optimizer is None else freeze_optimizer.mask_variables
+    ids = {id(variable) for variable in given}
+    return list({id(v): v for v in optimizer.variables if id(v) not in ids}.values())
+
+
+def versions() -> dict[str, str]:
+    """The versions of what makes a model, by name."""
+    return {"keras_freeze": __version__, "keras": keras.__version__, "tensorflow": tf.__version__}
+
+
+def checksum(bits: np.ndarray) -> int:
+    """CRC-32 of bit patterns as little-endian bytes."""
+    return zlib.crc32(little_endian(bits))
+
+
+def finish_loading(model: keras.Model) -> None:
+    """Lets layers take over what they derive from their variables, as Normalization does."""
+    for layer in model._flatten_layers():
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()
+
+
+def _objects_in(config: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(config, Mapping):
+        if "class_name" in config and "config" in config:
+            yield config
+        config = config.values()
+    elif not isinstance(config, (list, tuple)):
+        return
+    for value in config:
+        yield from _objects_in(value)
+
+
+def _is_known(described: Mapping[str, Any]) -> bool:
+    """Whether Keras can find an object's class or function by itself."""
+    module = described.get("module")
+    if module is None or module == "builtins" or module.split(".")[0] == "keras":
+        return True
+    is_function = described["class_name"] == "function"
+    name = described["config"] if is_function else described.get("registered_name")
+    return isinstance(name, str) and keras.saving.get_registered_object(name) is not None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]

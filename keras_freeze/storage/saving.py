@@ -1,0 +1,325 @@
+"""Save a network as a seed, a mask and a few values."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import initializers
+from keras_freeze.freezing import freeze_optimizer_of, initializers_of
+from keras_freeze.mask import MaskEntry
+from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.optimizer_state import State
+from keras_freeze.parameters import path_of, shorten
+from keras_freeze.storage.container import write_container
+from keras_freeze.storage.header import (
+    BASE,
+    ZERO,
+    Entry,
+    Header,
+    OptimizerState,
+    Record,
+    Slot,
+    Source,
+)
+from keras_freeze.storage.loading import open_base
+from keras_freeze.storage.mask_coding import encode_masks
+from keras_freeze.storage.network import (
+    as_bits,
+    bits_of,
+    checksum,
+    config_of,
+    dtype_of,
+    fingerprint,
+    from_bits,
+    numpy_dtype,
+    optimizer_variables,
+    set_bits,
+    variables_of,
+    versions,
+)
+from keras_freeze.storage.sources import regenerate, scaled, source_of
+from keras_freeze.storage.value_coding import encode_values
+
+_VALUES = ("float32", "float16", "bfloat16")
+
+# FreezeNet-WD multiplies its frozen weights in every step and so rounds them in every step; they
+# stay this near to the one factor times their start.
+_DRIFT = 1e-2
+_TINY = 1e-30  # below it, they may have become denormal or zero
+
+
+def save(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    base: keras.Model | str | os.PathLike[str] | None = None,
+    values: str = "float32",
+    include_optimizer: bool = False,
+    include_frozen: bool = False,
+) -> None:
+    """Saves a network as a seed, an entropy-coded mask and the trained values (section 3.3).
+
+    The file holds all that `load` needs to give the same model back, bit for bit: architecture and
+    compile configuration, mask, trained weights, biases, normalisation and its statistics. Frozen
+    weights are not in it but where they come from: a seed, zero, or a base that the receiver has.
+    It is written beside its place and renamed, so that an interrupted save leaves an older file.
+
+    Args:
+        model: a built model. Without a FreezeOptimizer in it, or before it has a mask, the file
+            holds all values that no source gives.
+        path: where to write, `"digits.freeze"` for instance.
+        base: a model, or the path of a `.keras` or `.freeze` file, that the receiver has: what is
+            equal to it is left out, and `load` and `apply_delta` need it.
+        values: the dtype in which values of float32 parameters are stored: "float32" exactly, or
+            rounded to "float16" or "bfloat16".
+        include_optimizer: whether training on from the file is to be the same as training on from
+            the model. Otherwise its optimizer starts with fresh moments.
+        include_frozen: whether frozen weights that come from nowhere else are put into the file.
+
+    Raises:
+        ValueError: if frozen weights come from nowhere; the message names the variable and what to
+            do. Also for a model that is not built, or has lambda functions or vocabularies in it,
+            and for values that are too large for float16.
+        TypeError: for arguments of a wrong type.
+
+    `frozen_weights="decay"` (FreezeNet-WD) rounds frozen weights in every step: `save` first sets
+    those of the model to one factor times their start, rounded once.
+
+    Example:
+
+    ```python
+    keras_freeze.save(model, "digits.freeze")
+    model = keras_freeze.load("digits.freeze")
+    ```
+    """
+    _check_arguments(model, values, include_optimizer, include_frozen)
+    config = config_of(model)
+    freeze_optimizer = freeze_optimizer_of(model)
+    state = State(None, compact=False) if freeze_optimizer is None else freeze_optimizer.state
+    base_variables = None if base is None else variables_of(open_base(base))
+    plans = _plan(model, _entries_of(freeze_optimizer, model), values)
+    _find_sources(plans, state.decay_scale, base_variables, initializers_of(model))
+    _check_explained(plans, include_frozen)
+    header = Header(
+        versions=versions(),
+        generator=initializers.GENERATOR,
+        model=config,
+        records=tuple(plan.record() for plan in plans),
+        num_rescued=0 if state.mask is None else state.mask.num_rescued,
+        decay_scale=None if state.decay_scale is None else float(state.decay_scale),
+        base=None if base_variables is None else fingerprint(base_variables),
+        optimizer=_optimizer_state(model, state.compact) if include_optimizer else None,
+    )
+    optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
+    exponents, mantissas = encode_values(
+        [plan.stored() for plan in plans] + [bits_of(v) for v in optimizer_values]
+    )
+    mask = encode_masks([plan.entry.trained for plan in plans if plan.entry is not None])
+    for plan in plans:
+        if plan.is_settled:
+            set_bits(plan.variable, plan.bits)
+    write_container(path, header.to_json(), mask, exponents, mantissas)
+
+
+@dataclass
+class _Plan:
+    """What of a variable goes into the file.
+
+    Attributes:
+        variable: the variable.
+        entry: its entry in the mask; None if it has none.
+        trainable: whether it is a parameter.
+        dtype, stored_dtype: of the variable, and of its values in the file.
+        bits: its values as bit patterns.
+        source: where values that are not stored come from; None while all are stored.
+        is_settled: whether `bits` are no longer the variable's own (FreezeNet-WD).
+    """
+
+    variable: Any
+    entry: MaskEntry | None
+    trainable: bool
+    dtype: str
+    stored_dtype: str
+    bits: np.ndarray
+    source: Source | None = None
+    is_settled: bool = False
+
+    @property
+    def path(self) -> str:
+        return path_of(self.variable)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.variable.shape)
+
+    @property
+    def sourced(self) -> np.ndarray:
+        """Which values a source would have to give: all, or all that are frozen."""
+        if self.entry is None:
+            return np.ones(self.bits.size, bool)
+        return ~self.entry.trained.reshape(-1)
+
+    @property
+    def _is_stored(self) -> np.ndarray:
+        return np.ones(self.bits.size, bool) if self.source is None else ~self.sourced
+
+    def stored(self) -> np.ndarray:
+        """The values that go into the file, as bit patterns of `stored_dtype`."""
+        bits = self.bits[self._is_stored]
+        if self.stored_dtype == self.dtype:
+            return bits
+        exact = from_bits(bits, self.dtype)
+        with np.errstate(over="ignore"):
+            rounded = exact.astype(numpy_dtype(self.stored_dtype))
+        if not np.isfinite(rounded[np.isfinite(exact)]).all():
+            raise ValueError(
+                f"The variable {self.path!r} has values up to {np.abs(exact).max():g}, too large "
+                f"for {self.stored_dtype}. Received: values={self.stored_dtype!r}; use 'bfloat16' "
+                "or 'float32'."
+            )
+        return as_bits(rounded, self.stored_dtype)
+
+    def record(self) -> Record:
+        """What the header says of the variable."""
+        loaded = self.bits
+        if self.stored_dtype != self.dtype:
+            values = from_bits(self.stored(), self.stored_dtype)
+            loaded = loaded.copy()
+            loaded[self._is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)), self.dtype)
+        entry = self.entry
+        return Record(
+            path=self.path,
+            shape=self.shape,
+            dtype=self.dtype,
+            source=self.source,
+            entry=None if entry is None else Entry(entry.position, entry.is_weight),
+            stored_dtype=self.stored_dtype,
+            trainable=self.trainable,
+            checksum=checksum(loaded),
+        )
+
+
+def _plan(
+    model: keras.Model,
+    entries: Mapping[int, MaskEntry],
+    values: str,
+) -> list[_Plan]:
+    """One plan for each variable, which stores everything so far."""
+    trainable = {id(variable) for variable in model.trainable_variables}
+    plans = []
+    for variable in variables_of(model):
+        dtype, is_parameter = dtype_of(variable), id(variable) in trainable
+        stored_dtype = values if dtype == "float32" and is_parameter else dtype
+        entry = entries.get(id(variable))
+        bits = bits_of(variable)
+        plans.append(_Plan(variable, entry, is_parameter, dtype, stored_dtype, bits))
+    return plans
+
+
+def _entries_of(optimizer: FreezeOptimizer | None, model: keras.Model) -> dict[int, MaskEntry]:
+    """The mask's entries by the ids of their variables."""
+    if optimizer is None or optimizer.mask is None:
+        return {}
+    # One that has read its mask, but is not built yet, will be built with these.
+    variables = optimizer._trainable_variables if optimizer.built else model.trainable_variables
+    return {id(variables[entry.position]): entry for entry in optimizer.mask.entries}
+
+
+def _find_sources(
+    plans: Sequence[_Plan],
+    decay_scale: Any,
+    base: Sequence[Any] | None,
+    layer_initializers: Mapping[int, tuple[Any, str]],
+) -> None:
+    """Gives each plan the first source that has its values: base, zero, or its initializer."""
+    in_base = {} if base is None else _align([plan.variable for plan in plans], base)
+    from_base = [
+        Source(BASE, index=in_base[i]) if i in in_base else None for i in range(len(plans))
+    ]
+    _try_sources(plans, from_base, decay_scale, base)
+    _try_sources(plans, [Source(ZERO)] * len(plans), None, base)
+    seeded = []
+    for plan in plans:
+        layer, attribute = layer_initializers.get(id(plan.variable), (None, ""))
+        seeded.append(None if layer is None else source_of(getattr(layer, attribute)))
+    _try_sources(plans, seeded, decay_scale, base)
+
+
+def _try_sources(
+    plans: Sequence[_Plan],
+    sources: Sequence[Source | None],
+    decay_scale: Any,
+    base: Sequence[Any] | None,
+) -> None:
+    tried = [
+        (plan, source)
+        for plan, source in zip(plans, sources, strict=True)
+        if plan.source is None and source is not None
+    ]
+    wanted = [(source, plan.shape, plan.dtype) for plan, source in tried]
+    for (plan, source), bits in zip(tried, regenerate(wanted, base), strict=True):
+        sourced = plan.sourced
+        if decay_scale is not None and plan.entry is not None:
+            bits = scaled(bits, plan.dtype, decay_scale)
+            drifted = from_bits(plan.bits, plan.dtype)[sourced]
+            if np.allclose(drifted, from_bits(bits, plan.dtype)[sourced], _DRIFT, _TINY):
+                plan.is_settled = not np.array_equal(plan.bits[sourced], bits[sourced])
+                plan.bits = np.where(sourced, bits, plan.bits)
+        if np.array_equal(plan.bits[sourced], bits[sourced]):
+            plan.source = source
+
+
+def _align(variables: Sequence[Any], base: Sequence[Any]) -> dict[int, int]:
+    """Which variable of the base each one is: equal names, shapes and dtypes in equal order."""
+    matcher = difflib.SequenceMatcher(None, _labels(variables), _labels(base), autojunk=False)
+    return {
+        block.a + i: block.b + i
+        for block in matcher.get_matching_blocks()
+        for i in range(block.size)
+    }
+
+
+def _labels(variables: Sequence[Any]) -> list[tuple[Any, ...]]:
+    # Names of models, and the numbers of automatic names, change when a model is loaded.
+    return [(path_of(v).rsplit("/", 1)[-1], tuple(v.shape), dtype_of(v)) for v in variables]
+
+
+def _check_explained(plans: Sequence[_Plan], include_frozen: bool) -> None:
+    lost = [
+        plan.path
+        for plan in plans
+        if plan.entry is not None and plan.source is None and plan.sourced.any()
+    ]
+    if lost and not include_frozen:
+        raise ValueError(
+            f"The frozen weights of {shorten(lost)} come from no seed that is known, nor from a "
+            "base, and they are not zero. Call keras_freeze.reinitialize(model, seed=...) before "
+            "you freeze a model, so that one seed gives them again; or pass base=, the model or "
+            "file that they come from; or include_frozen=True, which puts them into the file."
+        )
+
+
+def _optimizer_state(model: keras.Model, compact: bool) -> OptimizerState | None:
+    slots = [Slot(path_of(v), tuple(v.shape), dtype_of(v)) for v in optimizer_variables(model)]
+    return OptimizerState(compact, tuple(slots)) if slots else None
+
+
+def _check_arguments(model: Any, values: Any, include_optimizer: Any, include_frozen: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+    if values not in _VALUES:
+        raise ValueError(
+            f"Argument `values` must be one of {', '.join(map(repr, _VALUES))}. "
+            f"Received: values={values!r}"
+        )
+    for name, value in (
+        ("include_optimizer", include_optimizer),
+        ("include_frozen", include_frozen),
+    ):
+        if not isinstance(value, bool):
+            raise TypeError(f"Argument `{name}` must be True or False. Received: {name}={value!r}")
