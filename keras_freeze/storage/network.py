@@ -110,6 +110,11 @@ def config_of(model: keras.Model) -> dict[str, Any]:
             )
     with ObjectSharingScope():
         config = keras.saving.serialize_keras_object(model)
+    if config.get("compile_config") and model.optimizer is not None:
+        # The optimizer as it is: Keras puts a LossScaleOptimizer around what it was given only if
+        # the dtype policy of the moment says so.
+        optimizer = keras.saving.serialize_keras_object(model.optimizer)
+        config["compile_config"]["optimizer"] = optimizer
     unregistered = set()
     for described in _objects_in(config):
         if described["class_name"] == "__lambda__":

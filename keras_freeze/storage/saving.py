@@ -246,7 +246,7 @@ def _find_sources(
     seeded = []
     for plan in plans:
         layer, attribute = layer_initializers.get(id(plan.variable), (None, ""))
-        seeded.append(None if layer is None else source_of(getattr(layer, attribute)))
+        seeded.append(None if layer is None else source_of(layer, attribute))
     _try_sources(plans, seeded, decay_scale, base)
 
 

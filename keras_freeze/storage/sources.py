@@ -16,8 +16,9 @@ Wanted = tuple[Source, tuple[int, ...], str]
 """A source, and the shape and dtype of the variable."""
 
 
-def source_of(initializer: Any) -> Source | None:
-    """The source that an initializer is, if it gives the same values again; else None."""
+def source_of(layer: Any, attribute: str) -> Source | None:
+    """The source that a layer's initializer is, if it gives the same values again; else None."""
+    initializer = getattr(layer, attribute)
     for name, distribution in initializers.DISTRIBUTIONS.items():
         if type(initializer) is distribution:
             return Source(SEED, name, initializer.seed, initializer.stream)
@@ -28,7 +29,13 @@ def source_of(initializer: Any) -> Source | None:
         # One that was made without a seed has drawn one, which its config leaves out.
         if not isinstance(getattr(initializer, "seed", None), int):
             return None
-        initializer = type(initializer).from_config({**config, "seed": initializer.seed})
+        config["seed"] = initializer.seed
+    if isinstance(layer, keras.layers.EinsumDense) and config.get("input_axes", 0) is None:
+        # It tells its initializer which axes of the kernel are outputs.
+        kernel, outputs = layer.equation.split(",")[1].split("->")
+        config["output_axes"] = [i for i, axis in enumerate(kernel) if axis in outputs]
+        config["input_axes"] = [i for i, axis in enumerate(kernel) if axis not in outputs]
+    initializer = type(initializer).from_config(config)
     return Source(INITIALIZER, config=keras.initializers.serialize(initializer))
 
 
