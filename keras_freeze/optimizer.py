@@ -168,6 +168,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             updates = CompactUpdate(*arguments, _count_trained(mask, len(parameters)), mask)
         else:
             updates = FullShapeUpdate(*arguments, mask, self.freeze_rate, self.criterion, self.seed)
+            updates.found = mask is None or (state is not None and state.found)
         if state is not None and state.decay_scale is not None and updates.decay_scale is not None:
             updates.decay_scale.assign(state.decay_scale)
         return updates
@@ -429,7 +430,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if updates is None:
             return State(None, compact=False) if self._pending is None else self._pending
         scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
-        return State(updates.mask, isinstance(updates, CompactUpdate), scale)
+        return State(updates.mask, isinstance(updates, CompactUpdate), scale, updates.found)
 
     def restore(self, state: State) -> None:
         """Takes over a state; an optimizer that is not built yet does so when it is built.
@@ -444,6 +445,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         mask = None if state.mask is None else relabel(state.mask, updates.parameters)
         if mask is not None and updates.accepts(mask, state.compact):
             updates.replace_mask(mask)
+            updates.found = state.found
             if state.decay_scale is not None and updates.decay_scale is not None:
                 updates.decay_scale.assign(state.decay_scale)
         elif mask is not None or updates.mask is not None:

@@ -15,11 +15,20 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class State:
-    """What a FreezeOptimizer is besides its inner optimizer."""
+    """What a FreezeOptimizer is besides its inner optimizer.
+
+    Attributes:
+        mask: which weights are trained; None if that is not decided yet.
+        compact: whether the inner optimizer only sees these.
+        decay_scale: FreezeNet-WD's scalar.
+        found: whether the first batch decided. A step is then traced so that it could, which
+            rounds a little differently: training on is to be the same to the last bit.
+    """
 
     mask: FreezeMask | None
     compact: bool
     decay_scale: Any = None
+    found: bool = False
 
 
 def write_state(store: Any, state: State) -> None:
@@ -29,6 +38,7 @@ def write_state(store: Any, state: State) -> None:
         "version": _VERSION,
         "compact": state.compact,
         "decided": state.mask is not None,
+        "found": state.found,
         "num_rescued": 0 if state.mask is None else state.mask.num_rescued,
         "entries": [[e.position, e.path, list(e.trained.shape), e.is_weight] for e in entries],
     }
@@ -65,7 +75,7 @@ def read_state(store: Any) -> State:
         mask = FreezeMask(entries, num_rescued=header["num_rescued"])
     has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are no mappings
     scale = np.asarray(store["decay_scale"]) if has_scale else None
-    return State(mask, header["compact"], scale)
+    return State(mask, header["compact"], scale, header.get("found", False))
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:

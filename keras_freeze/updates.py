@@ -32,7 +32,12 @@ class Update:
         frozen_weights: "keep", "decay" or "zero".
         l2: coefficient of the coupled weight decay, which reaches everything that is trained.
         num_rescued: how many trained weights the at-least-one rule added.
+
+    Attributes:
+        found: whether the mask is, or will be, found in the first batch rather than given.
     """
+
+    found = False
 
     def __init__(
         self,
@@ -305,7 +310,6 @@ class FullShapeUpdate(Update):
         }
         if mask is not None:
             self.num_rescued = mask.num_rescued
-        self._given = mask is not None
         self._build_inner([p.variable for p in parameters])
 
     def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
@@ -332,7 +336,7 @@ class FullShapeUpdate(Update):
         return self._make_mask(trained, self._count_rescued(trained))
 
     def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
-        if self._given:
+        if not self.found:
             return self.num_rescued
         return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
 
@@ -343,11 +347,11 @@ class FullShapeUpdate(Update):
         for entry in mask.entries:
             self._masks[entry.position].assign(entry.trained)
         self.num_rescued = mask.num_rescued
-        self._given = True
+        self.found = False
         self._decided.assign(True)
 
     def apply(self, step: Step) -> None:
-        if self._given or self._is_decided_already():
+        if not self.found or (self._is_partial(step) and self._is_decided()):
             self._step(step)
             return
         decided_before = backend.read(self._decided)
@@ -356,7 +360,11 @@ class FullShapeUpdate(Update):
         may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
         ops.cond(may_step, lambda: self._step(step), lambda: None)
 
-    def _is_decided_already(self) -> bool:
+    def _is_partial(self, step: Step) -> bool:
+        """Whether a step leaves out weights, so that it cannot decide about them."""
+        return not self._candidates.keys() <= {position for _, _, position in step}
+
+    def _is_decided(self) -> bool:
         with backend.eager_scope():
             return not backend.is_traced() and bool(backend.to_numpy(self._decided))
 

@@ -185,10 +185,12 @@ class OptimizerState:
 
     Attributes:
         compact: whether it only saw what is trained.
+        found: whether its first batch decided the mask.
         slots: its variables.
     """
 
     compact: bool
+    found: bool
     slots: tuple[Slot, ...]
 
 
@@ -231,7 +233,11 @@ class Header:
             described["base"] = self.base
         if self.optimizer is not None:
             slots = [list(asdict(slot).values()) for slot in self.optimizer.slots]
-            described["optimizer"] = {"compact": self.optimizer.compact, "variables": slots}
+            described["optimizer"] = {
+                "compact": self.optimizer.compact,
+                "found": self.optimizer.found,
+                "variables": slots,
+            }
         return described
 
     @classmethod
@@ -261,7 +267,9 @@ class Header:
             state = _check(described["optimizer"], dict, "optimizer")
             slots = _check(state["variables"], list, "optimizer variables")
             optimizer = OptimizerState(
-                _check(state["compact"], bool, "compact"), tuple(map(Slot.from_json, slots))
+                _check(state["compact"], bool, "compact"),
+                _check(state["found"], bool, "found"),
+                tuple(map(Slot.from_json, slots)),
             )
         records = _check(described["variables"], list, "variables")
         return cls(

@@ -77,7 +77,7 @@ class Inspection:
             shape = " x ".join(map(str, row.shape)) or "scalar"
             lines.append(
                 f"  {row.path:<{width}}  {shape:>20} {row.dtype:<8} {row.num_stored:>12,} stored"
-                f"  {row.source}"
+                f"  {row.source}".rstrip()
             )
         return "\n".join(lines)
 

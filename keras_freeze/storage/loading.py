@@ -11,6 +11,7 @@ import numpy as np
 from keras_freeze import initializers
 from keras_freeze.freezing import freeze_optimizer_of, initializers_of, optimizer_of
 from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, same_path
 from keras_freeze.storage.container import Container, is_container, read_container
@@ -295,11 +296,7 @@ def _restore_optimizer(
     if optimizer is None or (values.mask is None and state is None):
         return
     if freeze_optimizer is not None:
-        compact = None if state is None else state.compact
-        if compact is None:
-            assert values.mask is not None
-            compact = freeze_optimizer.suits_compact(values.mask)
-        freeze_optimizer.restore(State(values.mask, compact, header.decay_scale))
+        freeze_optimizer.restore(_state(header, values.mask, freeze_optimizer))
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     if state is None:
@@ -312,3 +309,11 @@ def _restore_optimizer(
         )
     for variable, bits in zip(variables, values.optimizer, strict=True):
         set_bits(variable, bits)
+
+
+def _state(header: Header, mask: FreezeMask | None, optimizer: FreezeOptimizer) -> State:
+    if header.optimizer is not None:
+        found = header.optimizer.found
+        return State(mask, header.optimizer.compact, header.decay_scale, found)
+    compact = mask is not None and optimizer.suits_compact(mask)
+    return State(mask, compact, header.decay_scale)

@@ -116,7 +116,11 @@ def config_of(model: keras.Model) -> dict[str, Any]:
         optimizer = keras.saving.serialize_keras_object(model.optimizer)
         config["compile_config"]["optimizer"] = optimizer
     unregistered = set()
+    shared: dict[int, int] = {}
     for described in _objects_in(config):
+        if "shared_object_id" in described:  # an address in memory
+            number = shared.setdefault(described["shared_object_id"], len(shared))
+            described["shared_object_id"] = number
         if described["class_name"] == "__lambda__":
             raise ValueError(
                 "The model contains a lambda function, which would have to be stored as code. "
@@ -151,7 +155,7 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
         raise ValueError(
             "Keras cannot build the model from its configuration. If it uses classes or functions "
             "of your own, import what registers them (register_keras_serializable) first, or load "
-            f"it inside a keras.saving.custom_object_scope. Keras says: {_first_line(error)}"
+            f"it inside a keras.saving.custom_object_scope. Keras says: {_reason(error)}"
         ) from error
     if not isinstance(model, keras.Model):
         raise FreezeFileError(f"The configuration is that of a {type(model).__name__}, no model.")
@@ -189,8 +193,8 @@ def finish_loading(model: keras.Model) -> None:
             layer.finalize_state()
 
 
-def _objects_in(config: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(config, Mapping):
+def _objects_in(config: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(config, dict):
         if "class_name" in config and "config" in config:
             yield config
         config = config.values()
@@ -210,5 +214,8 @@ def _is_known(described: Mapping[str, Any]) -> bool:
     return isinstance(name, str) and keras.saving.get_registered_object(name) is not None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
+def _reason(error: BaseException) -> str:
+    """What was wrong in the first place, shortened."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -113,7 +113,7 @@ def save(
         num_rescued=0 if state.mask is None else state.mask.num_rescued,
         decay_scale=None if state.decay_scale is None else float(state.decay_scale),
         base=None if base_variables is None else fingerprint(base_variables),
-        optimizer=_optimizer_state(model, state.compact) if include_optimizer else None,
+        optimizer=_optimizer_state(model, state) if include_optimizer else None,
     )
     optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
     exponents, mantissas = encode_values(
@@ -304,9 +304,9 @@ def _check_explained(plans: Sequence[_Plan], include_frozen: bool) -> None:
         )
 
 
-def _optimizer_state(model: keras.Model, compact: bool) -> OptimizerState | None:
+def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:
     slots = [Slot(path_of(v), tuple(v.shape), dtype_of(v)) for v in optimizer_variables(model)]
-    return OptimizerState(compact, tuple(slots)) if slots else None
+    return OptimizerState(state.compact, state.found, tuple(slots)) if slots else None
 
 
 def _check_arguments(model: Any, values: Any, include_optimizer: Any, include_frozen: Any) -> None:

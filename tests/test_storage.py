@@ -1,0 +1,426 @@
+"""The `.freeze` file: what is saved comes back bit for bit, wherever its values come from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import storage_cases
+from helpers import compiled, same_bits, sgd, value_of, values_of
+from keras import layers
+
+import keras_freeze as kf
+from keras_freeze.storage.container import read_container, write_container
+
+
+def trained(model, *, optimizer=None, reinitialize=True, freeze=True):
+    """The model, frozen and trained for a few steps."""
+    if reinitialize:
+        kf.reinitialize(model, seed=5)
+    if optimizer is None:
+        optimizer = kf.FreezeOptimizer(keras.optimizers.Adam(1e-2), freeze_rate=0.8)
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = storage_cases.data_for(model)
+    if freeze:
+        kf.freeze(model, x, y)
+    storage_cases.train_on(model, x, y)
+    return model
+
+
+def mlp(**arguments):
+    return trained(storage_cases.MODELS["mlp"](), **arguments)
+
+
+def assert_same_variables(first, second):
+    assert len(first.variables) == len(second.variables)
+    for a, b in zip(first.variables, second.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+def save_and_load(model, folder, **arguments):
+    kf.save(model, folder / "model.freeze", **arguments)
+    return kf.load(folder / "model.freeze")
+
+
+def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
+    models = {}
+    for name, make in storage_cases.MODELS.items():
+        # Once with seeds of ours, and once as Keras drew it.
+        for start in ("ours", "keras"):
+            keras.utils.set_random_seed(len(models))
+            models[f"{name}-{start}-optimizer"] = trained(make(), reinitialize=start == "ours")
+    for name, make in kf.models.MODELS.items():
+        shape = {"vgg16_d": (32, 32, 3), "resnet34": (16, 16, 3)}.get(name, (28, 28, 1))
+        models[name] = make(10, shape, seed=3)
+        sgd_with_momentum = kf.FreezeOptimizer(sgd(0.01, momentum=0.9), freeze_rate=0.99)
+        trained(models[name], optimizer=sgd_with_momentum, reinitialize=False)
+    expected = {}
+    for name, model in models.items():
+        x, _ = storage_cases.data_for(model)
+        kf.save(model, tmp_path / f"{name}.freeze", include_optimizer="optimizer" in name)
+        expected[name] = storage_cases.outputs_of(model, x)
+    script = Path(storage_cases.__file__)
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    for name, model in models.items():
+        found = np.load(tmp_path / f"{name}.npz")
+        assert np.array_equal(found["outputs"], expected[name]), name
+        if "optimizer" in name:
+            storage_cases.train_on(model, *storage_cases.data_for(model))
+            for i, value in enumerate(storage_cases.bytes_of(model)):
+                assert np.array_equal(found[f"variable_{i}"], value), (name, i)
+
+
+METHODS = {
+    "keep": {},
+    "zero": {"frozen_weights": "zero"},
+    "decay": {"frozen_weights": "decay", "l2": 0.05},
+}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("include_optimizer", [False, True])
+def test_every_method_comes_back_and_trains_on(method, include_optimizer, tmp_path):
+    optimizer = kf.FreezeOptimizer(sgd(0.05, momentum=0.9), 0.8, **METHODS[method])
+    model = mlp(optimizer=optimizer)
+    loaded = save_and_load(model, tmp_path, include_optimizer=include_optimizer)
+    assert_same_variables(model, loaded)
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    data = storage_cases.data_for(model)
+    storage_cases.train_on(loaded, *data)
+    if include_optimizer:
+        storage_cases.train_on(model, *data)
+        assert_same_variables(model, loaded)
+    # Trained on, it can be saved again.
+    assert_same_variables(loaded, save_and_load(loaded, tmp_path))
+
+
+OPTIMIZERS = {
+    "adamw": lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1),
+    "averages": lambda: sgd(0.01, momentum=0.9, use_ema=True),
+    "accumulation": lambda: sgd(0.01, gradient_accumulation_steps=2),
+    "schedule": lambda: sgd(keras.optimizers.schedules.CosineDecay(0.1, 20), momentum=0.9),
+    "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(1e-2),
+    "lamb": lambda: keras.optimizers.Lamb(1e-2),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("freeze", [True, False], ids=["freeze", "first_batch"])
+def test_training_on_from_the_file_is_training_on(name, freeze, tmp_path):
+    model = mlp(optimizer=kf.FreezeOptimizer(OPTIMIZERS[name](), 0.8), freeze=freeze)
+    loaded = save_and_load(model, tmp_path, include_optimizer=True)
+    for one in (model, loaded):
+        storage_cases.train_on(one, *storage_cases.data_for(one))
+    assert_same_variables(model, loaded)
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+    for a, b in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+def test_without_the_optimizer_the_moments_are_fresh_and_the_rate_is_kept(tmp_path):
+    model = mlp()
+    model.optimizer.learning_rate = 0.125
+    loaded = save_and_load(model, tmp_path)
+    assert float(loaded.optimizer.learning_rate) == 0.125
+    assert int(loaded.optimizer.iterations) == 0
+    assert int(model.optimizer.iterations) > 0
+    moments = [v for v in loaded.optimizer.inner_optimizer.variables if "momentum" in v.path]
+    assert moments
+    assert not any(value_of(v).any() for v in moments)
+
+
+def test_a_plain_keras_model_is_saved_whole_and_trains_on(tmp_path):
+    model = mlp(optimizer=keras.optimizers.Adam(1e-2), freeze=False)
+    loaded = save_and_load(model, tmp_path, include_optimizer=True)
+    assert kf.get_mask(loaded) is None
+    for one in (model, loaded):
+        storage_cases.train_on(one, *storage_cases.data_for(one))
+    assert_same_variables(model, loaded)
+
+
+def test_an_untrained_model_takes_hardly_more_than_its_configuration(tmp_path):
+    model = kf.models.lenet_300_100(seed=1)
+    loaded = save_and_load(model, tmp_path)
+    assert_same_variables(model, loaded)
+    assert (tmp_path / "model.freeze").stat().st_size < 1200
+
+
+def test_a_model_of_a_custom_loop_keeps_its_mask_in_the_file(tmp_path):
+    model = storage_cases.MODELS["mlp"]()
+    kf.reinitialize(model)
+    x, y = storage_cases.data_for(model)
+    optimizer = kf.FreezeOptimizer(sgd(), 0.8)
+    mask = kf.freeze(model, x, y, loss="mse", optimizer=optimizer)
+    loaded = save_and_load(model, tmp_path)
+    assert_same_variables(model, loaded)
+    assert kf.FreezeMask.load(tmp_path / "model.freeze") == mask
+    assert not loaded.compiled
+
+
+def test_not_compiled_on_request(tmp_path):
+    model = mlp()
+    kf.save(model, tmp_path / "model.freeze")
+    loaded = kf.load(tmp_path / "model.freeze", compile=False)
+    assert_same_variables(model, loaded)
+    assert not loaded.compiled
+
+
+def test_the_mask_can_be_read_alone(tmp_path):
+    model = mlp()
+    kf.save(model, tmp_path / "model.freeze")
+    mask = kf.FreezeMask.load(tmp_path / "model.freeze")
+    assert mask == kf.get_mask(model)
+    assert mask.num_rescued == kf.get_mask(model).num_rescued
+    other = storage_cases.MODELS["mlp"]()
+    assert kf.freeze(compiled(other, loss="mse"), mask=mask) == mask
+
+
+def test_a_file_without_a_mask_has_none_to_read(tmp_path):
+    kf.save(storage_cases.MODELS["mlp"](), tmp_path / "model.freeze")
+    with pytest.raises(kf.FreezeFileError, match="without a freezing mask"):
+        kf.FreezeMask.load(tmp_path / "model.freeze")
+
+
+def test_equal_models_give_equal_files(tmp_path):
+    for name in "ab":
+        keras.utils.set_random_seed(0)
+        keras.backend.clear_session()
+        kf.save(mlp(), tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_saving_changes_nothing(tmp_path):
+    model = mlp()
+    before = values_of(model.variables + model.optimizer.variables)
+    kf.save(model, tmp_path / "model.freeze", include_optimizer=True)
+    for old, variable in zip(before, model.variables + model.optimizer.variables, strict=True):
+        assert same_bits(old, value_of(variable))
+
+
+def test_decayed_weights_are_set_to_one_factor_times_their_start(tmp_path):
+    kernel = kf.initializers.XavierNormal(5, 0).values((48, 20))
+    optimizer = kf.FreezeOptimizer(sgd(0.05), 0.8, frozen_weights="decay", l2=0.05)
+    model = mlp(optimizer=optimizer)
+    frozen = ~kf.get_mask(model).entries[0].trained
+    before = value_of(model.layers[1].kernel)
+    scale = value_of(optimizer.state.decay_scale)
+    kf.save(model, tmp_path / "model.freeze")
+    after = value_of(model.layers[1].kernel)
+    assert 0.9 < scale < 0.999
+    assert same_bits(after[frozen], (scale * kernel)[frozen])
+    assert same_bits(after[~frozen], before[~frozen])
+    np.testing.assert_allclose(after, before, rtol=1e-5)
+
+
+def test_pruned_after_decay_needs_no_seed(tmp_path):
+    optimizer = kf.FreezeOptimizer(sgd(0.05), 0.8, frozen_weights="decay", l2=0.05)
+    model = mlp(optimizer=optimizer)
+    kf.prune(model)
+    assert_same_variables(model, save_and_load(model, tmp_path))
+    sources = {row.source for row in kf.storage.inspect(tmp_path / "model.freeze").rows}
+    assert "rest zero" in sources
+    assert not any("seed" in source for source in sources)
+
+
+@pytest.mark.parametrize("distribution", list(kf.initializers.DISTRIBUTIONS))
+def test_every_distribution_comes_from_its_seed(distribution, tmp_path):
+    model = storage_cases.MODELS["mlp"]()
+    kf.reinitialize(model, distribution, seed=11)
+    trained(model, reinitialize=False)
+    assert_same_variables(model, save_and_load(model, tmp_path))
+    rows = kf.storage.inspect(tmp_path / "model.freeze").rows
+    assert rows[0].source == f"rest {distribution}, seed 11, stream 0"
+
+
+def test_frozen_weights_from_nowhere_are_an_error_that_says_what_to_do(tmp_path):
+    model = mlp()
+    kernel = model.layers[1].kernel
+    kernel.assign(kernel + 1.0)
+    with pytest.raises(ValueError, match=r"dense.*/kernel.*reinitialize.*base=.*include_frozen"):
+        kf.save(model, tmp_path / "model.freeze")
+    assert not (tmp_path / "model.freeze").exists()
+    assert_same_variables(model, save_and_load(model, tmp_path, include_frozen=True))
+
+
+def test_weights_loaded_from_elsewhere_go_into_the_file_on_request(tmp_path):
+    model = storage_cases.MODELS["mlp"]()
+    model.set_weights([np.random.default_rng(0).normal(size=w.shape) for w in model.get_weights()])
+    trained(model, reinitialize=False)
+    loaded = save_and_load(model, tmp_path, include_frozen=True)
+    assert_same_variables(model, loaded)
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+
+
+@pytest.mark.parametrize("values", ["float16", "bfloat16"])
+def test_rounded_values_are_those_of_the_dtype(values, tmp_path):
+    import ml_dtypes
+
+    model = mlp()
+    exact = tmp_path / "exact.freeze"
+    kf.save(model, exact)
+    loaded = save_and_load(model, tmp_path, values=values)
+    mask = kf.get_mask(model).entries[0].trained
+    kernel, rounded = value_of(model.layers[1].kernel), value_of(loaded.layers[1].kernel)
+    dtype = np.dtype(getattr(ml_dtypes, values, values))
+    assert same_bits(rounded[mask], kernel[mask].astype(dtype).astype("float32"))
+    assert same_bits(rounded[~mask], kernel[~mask])
+    statistics, kept = model.layers[2].moving_mean, loaded.layers[2].moving_mean
+    assert same_bits(value_of(statistics), value_of(kept))
+    assert (tmp_path / "model.freeze").stat().st_size < exact.stat().st_size
+
+
+def test_values_too_large_for_float16_are_an_error(tmp_path):
+    model = mlp()
+    bias = model.layers[1].bias
+    bias.assign(bias + 1e6)
+    with pytest.raises(ValueError, match=r"dense.*/bias.*too large for float16"):
+        kf.save(model, tmp_path / "model.freeze", values="float16")
+    kf.save(model, tmp_path / "model.freeze", values="bfloat16")
+
+
+def with_changed_header(path, change):
+    container = read_container(path)
+    change(container.header)
+    write_container(
+        path, container.header, container.mask, container.exponents, container.mantissas
+    )
+
+
+def test_other_numbers_from_a_keras_initializer_are_an_error_that_names_the_versions(tmp_path):
+    path = tmp_path / "model.freeze"
+    model = mlp(reinitialize=False)
+    kf.save(model, path)
+
+    def draw_others(header):
+        header["versions"]["keras"] = "3.0.0"
+        header["variables"][0]["source"][1]["config"]["seed"] += 1
+
+    with_changed_header(path, draw_others)
+    with pytest.raises(kf.FreezeFileError, match=r"kernel.*keras 3\.0\.0.*reinitialize"):
+        kf.load(path)
+
+
+def test_another_generator_is_an_error(tmp_path):
+    path = tmp_path / "model.freeze"
+    kf.save(mlp(), path)
+    with_changed_header(path, lambda header: header.update(generator="philox-v2"))
+    with pytest.raises(kf.FreezeFileError, match="philox-v2"):
+        kf.load(path)
+
+
+def test_another_version_of_the_format_is_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "model.freeze"
+    monkeypatch.setattr("keras_freeze.storage.container.VERSION", 2)
+    kf.save(mlp(), path)
+    monkeypatch.undo()
+    with pytest.raises(kf.FreezeFileError, match="version 2"):
+        kf.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", b"\x89FREEZE\n", b"\x89FREEZE\r\n"])
+def test_other_files_are_refused(content, tmp_path):
+    path = tmp_path / "model.freeze"
+    path.write_bytes(content)
+    for read in (kf.load, kf.storage.inspect):
+        with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
+            read(path)
+
+
+def test_a_missing_file_is_the_usual_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        kf.load(tmp_path / "model.freeze")
+
+
+def test_a_lambda_cannot_be_saved(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Lambda(lambda x: x * 2), layers.Dense(2)])
+    with pytest.raises(ValueError, match="lambda function"):
+        kf.save(model, tmp_path / "model.freeze")
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    model.compile(loss=lambda y, p: keras.ops.mean((y - p) ** 2))
+    with pytest.raises(ValueError, match="lambda function"):
+        kf.save(model, tmp_path / "model.freeze")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_that_is_not_registered_is_a_warning_and_can_be_loaded_in_a_scope(tmp_path):
+    class Doubled(layers.Layer):
+        def call(self, inputs):
+            return inputs * 2
+
+    model = keras.Sequential([keras.Input((4,)), Doubled(), layers.Dense(2)])
+    with pytest.warns(UserWarning, match="Doubled.*register_keras_serializable"):
+        kf.save(model, tmp_path / "model.freeze")
+    with pytest.raises(
+        ValueError, match=r"Doubled.*custom_object_scope|custom_object_scope.*Doubled"
+    ):
+        kf.load(tmp_path / "model.freeze")
+    with keras.saving.custom_object_scope({"Doubled": Doubled}):
+        assert_same_variables(model, kf.load(tmp_path / "model.freeze"))
+
+
+def test_a_vocabulary_cannot_be_saved(tmp_path):
+    vectorize = layers.TextVectorization(output_sequence_length=4)
+    vectorize.adapt(["a b c"])
+    model = keras.Sequential([keras.Input((), dtype="string"), vectorize, layers.Embedding(9, 2)])
+    with pytest.raises(ValueError, match=r"text_vectorization.*vocabulary"):
+        kf.save(model, tmp_path / "model.freeze")
+
+
+def test_a_model_that_is_not_built_cannot_be_saved(tmp_path):
+    with pytest.raises(ValueError, match="not built"):
+        kf.save(keras.Sequential([layers.Dense(2)]), tmp_path / "model.freeze")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"values": "float8"}, ValueError),
+        ({"values": None}, ValueError),
+        ({"include_frozen": 1}, TypeError),
+        ({"include_optimizer": "yes"}, TypeError),
+        ({"base": 3}, TypeError),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, tmp_path):
+    with pytest.raises(error, match=f"`{next(iter(arguments))}`"):
+        kf.save(mlp(), tmp_path / "model.freeze", **arguments)
+
+
+def test_something_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="`model`"):
+        kf.save("model", tmp_path / "model.freeze")
+
+
+def test_lenet_5_caffe_is_as_small_as_promised(tmp_path):
+    x, y = kf.datasets.load_arrays("mnist_5k", "train")
+    model = kf.models.lenet_5_caffe(seed=0)
+    optimizer = kf.FreezeOptimizer(sgd(0.05, momentum=0.9), freeze_rate=0.995, l2=5e-4)
+    compiled(model, optimizer, metrics=["accuracy"])
+    kf.freeze(model, x[:100], y[:100])
+    model.fit(x, y, batch_size=100, verbose=0)
+    loaded = save_and_load(model, tmp_path)
+    assert_same_variables(model, loaded)
+    assert (tmp_path / "model.freeze").stat().st_size <= 12.5 * 1024
+
+
+def test_the_command_line_prints_what_is_inside(tmp_path):
+    path = tmp_path / "model.freeze"
+    kf.save(mlp(), path)
+    command = [sys.executable, "-m", "keras_freeze", "inspect", str(path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    inspection = kf.storage.inspect(path)
+    assert printed.strip() == str(inspection)
+    assert inspection.total_bytes == os.path.getsize(path)
+    for part in ("q = 0.8", "fingerprint", "mantissas", "xavier_normal, seed 5"):
+        assert part in printed
+    damaged = bytearray(path.read_bytes())
+    damaged[80] ^= 1
+    path.write_bytes(damaged)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "section 'header'" in done.stderr
+    assert "Traceback" not in done.stderr
