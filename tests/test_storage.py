@@ -424,3 +424,14 @@ def test_the_command_line_prints_what_is_inside(tmp_path):
     assert done.returncode == 1
     assert "section 'header'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_constants_are_portable(tmp_path):
+    kf.save(storage_cases.MODELS["mlp"](), tmp_path / "model.freeze")
+    sources = {row.path.split("/")[-1]: row.source for row in storage_rows(tmp_path)}
+    assert sources["gamma"] == "rest constant 1.0"
+    assert sources["beta"] == "rest zero"
+
+
+def storage_rows(folder):
+    return kf.storage.inspect(folder / "model.freeze").rows

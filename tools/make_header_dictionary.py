@@ -49,7 +49,7 @@ def _records() -> list[object]:
         {"path": "bn/moving_mean", "shape": [64], "trainable": False, "crc32": 0},
         {"path": "bn/beta", "shape": [64], "crc32": 0},
         {"path": "bn/gamma", "shape": [64], "crc32": 0},
-        {"path": "seed_generator_state", "dtype": "uint32", "source": ["zero"]},
+        {"path": "seed_generator_state", "dtype": "uint32", "source": ["constant", 0]},
         {"path": "sequential/dense/kernel", "source": ["base", 0], "stored_dtype": "float16"},
         {"path": "fc/bias", "shape": [500], "crc32": 0},
     ]

@@ -30,7 +30,7 @@ WIDTHS = {
     "uint64": 8,
 }
 
-ZERO, SEED, INITIALIZER, BASE = "zero", "seed", "initializer", "base"
+CONSTANT, SEED, INITIALIZER, BASE = "constant", "seed", "initializer", "base"
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class Source:
     """Where the values of a variable that are not in the file come from.
 
     Attributes:
-        kind: `ZERO`; `SEED`, one of our portable initializers; `INITIALIZER`, one of Keras's, the
-            same numbers only with the same versions on the same kind of machine; or `BASE`.
+        kind: `CONSTANT`; `BASE`; `SEED`, one of our portable initializers; or `INITIALIZER`, one of
+            Keras's, the same numbers only with the same versions on the same kind of machine.
         distribution, seed, stream: of `SEED`.
         config: the initializer of `INITIALIZER` as Keras serializes it, its seed included.
         index: of `BASE`, which of the base's variables it is.
+        pattern: of `CONSTANT`, the bits that each value has.
     """
 
     kind: str
@@ -51,11 +52,12 @@ class Source:
     stream: int = 0
     config: Mapping[str, Any] | None = None
     index: int = 0
+    pattern: int = 0
 
     def to_json(self) -> list[Any]:
         """The source as a list that begins with its kind."""
         described: dict[str, list[Any]] = {
-            ZERO: [],
+            CONSTANT: [self.pattern],
             SEED: [self.distribution, self.seed, self.stream],
             INITIALIZER: [self.config],
             BASE: [self.index],
@@ -66,8 +68,8 @@ class Source:
     def from_json(cls, value: Any) -> "Source":
         """The source that `to_json` described."""
         kind, *rest = _check(value, list, "source")
-        if kind == ZERO and not rest:
-            return cls(ZERO)
+        if kind == CONSTANT and len(rest) == 1:
+            return cls(CONSTANT, pattern=_whole(rest[0], 2**64, "constant"))
         if kind == SEED and len(rest) == 3:
             seed, stream = _whole(rest[1], 2**32, "seed"), _whole(rest[2], 2**32, "stream")
             return cls(SEED, _check(rest[0], str, "distribution"), seed, stream)
@@ -204,7 +206,7 @@ class Header:
         model: the model as Keras serializes it, with its compile configuration.
         records: the model's variables, in order.
         num_rescued: of the mask.
-        decay_scale: what frozen weights of the mask that are not zero are multiplied by
+        decay_scale: what frozen weights of the mask that are not constant are multiplied by
             (FreezeNet-WD); None for other methods.
         base: SHA-256 of the base in hexadecimal, None without one.
         optimizer: the optimizer's state, None if it was left out.
@@ -288,8 +290,10 @@ class Header:
         if len(set(positions)) < len(positions):
             raise FreezeFileError("two variables have the same position in the mask")
         for record in self.records:
-            uses_base = record.source is not None and record.source.kind == BASE
-            if uses_base and self.base is None:
+            source = record.source
+            if source is not None and source.pattern >> 8 * WIDTHS[record.dtype]:
+                raise FreezeFileError(f"{record.path!r} has a constant of too many bits")
+            if source is not None and source.kind == BASE and self.base is None:
                 raise FreezeFileError(f"{record.path!r} comes from a base, and there is none")
             rounded = record.dtype == "float32" and record.stored_dtype in ("float16", "bfloat16")
             if record.stored_dtype != record.dtype and not rounded:

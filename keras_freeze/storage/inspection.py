@@ -8,8 +8,9 @@ import numpy as np
 
 from keras_freeze.mask import FreezeMask
 from keras_freeze.storage.container import read_container
-from keras_freeze.storage.header import BASE, INITIALIZER, SEED, WIDTHS, ZERO, Header, Record
+from keras_freeze.storage.header import BASE, CONSTANT, INITIALIZER, SEED, WIDTHS, Header, Record
 from keras_freeze.storage.loading import mask_of
+from keras_freeze.storage.network import from_bits
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,19 @@ def _describe(record: Record) -> str:
         return rounded
     config = source.config or {}
     described = {
-        ZERO: "rest zero",
+        CONSTANT: f"rest {_constant(source.pattern, record.dtype)}",
         SEED: f"rest {source.distribution}, seed {source.seed}, stream {source.stream}",
         INITIALIZER: f"rest Keras's {config.get('class_name')} {config.get('config')}",
         BASE: f"rest from variable {source.index} of the base",
     }[source.kind]
     return ", ".join(part for part in (described, rounded) if part)
+
+
+def _constant(pattern: int, dtype: str) -> str:
+    if pattern == 0:
+        return "zero"
+    bits = np.array([pattern], f"u{WIDTHS[dtype]}")
+    return f"constant {from_bits(bits, dtype)[0]}"
 
 
 def _real_freeze_rate(header: Header, mask: FreezeMask) -> float:

@@ -17,6 +17,7 @@ from keras_freeze.parameters import path_of, same_path
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import (
+    CONSTANT,
     INITIALIZER,
     SEED,
     WIDTHS,
@@ -157,7 +158,7 @@ def restored(
         if record.source is not None:
             rest = next(sourced)
             if chosen is not None:
-                if header.decay_scale is not None:
+                if header.decay_scale is not None and record.source.kind != CONSTANT:
                     rest = scaled(rest, record.dtype, header.decay_scale)
                 rest[chosen] = bits
             bits = rest

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from keras_freeze.storage.entropy import TOTAL, Decoder, Encoder, Histogram
+from keras_freeze.storage.errors import FreezeFileError
 
 # What an entry's levels say about the whole variable.
 _ALL_FROZEN, _ALL_TRAINED, _ONE_RATE, _LEVELS = range(4)
@@ -95,6 +96,8 @@ def _decode_mask(decoder: Decoder, shape: tuple[int, ...]) -> np.ndarray:
         num_trained = decoder.number(max(size - 2, 0)) + 1
         return decoder.flags(size, _rate(num_trained, size)).reshape(shape)
     levels = [decoder.symbols(length, decoder.histogram()) for length in shape]
+    if any(axis.size and axis.max() > _ZERO + _LARGEST for axis in levels):
+        raise FreezeFileError("The mask cannot be decoded: there is no such level.")
     sorted_mask = np.zeros(shape, bool)
     for block, probability in _blocks(levels):
         cells = sorted_mask[block]

@@ -18,7 +18,7 @@ from keras_freeze.parameters import path_of, shorten
 from keras_freeze.storage.container import write_container
 from keras_freeze.storage.header import (
     BASE,
-    ZERO,
+    CONSTANT,
     Entry,
     Header,
     OptimizerState,
@@ -36,6 +36,7 @@ from keras_freeze.storage.network import (
     dtype_of,
     fingerprint,
     from_bits,
+    is_random_state,
     numpy_dtype,
     optimizer_variables,
     set_bits,
@@ -66,7 +67,7 @@ def save(
 
     The file holds all that `load` needs to give the same model back, bit for bit: architecture and
     compile configuration, mask, trained weights, biases, normalisation and its statistics. Frozen
-    weights are not in it but where they come from: a seed, zero, or a base that the receiver has.
+    weights are not in it but where they come from: a seed, one constant such as zero, or a base.
     It is written beside its place and renamed, so that an interrupted save leaves an older file.
 
     Args:
@@ -236,18 +237,28 @@ def _find_sources(
     base: Sequence[Any] | None,
     layer_initializers: Mapping[int, tuple[Any, str]],
 ) -> None:
-    """Gives each plan the first source that has its values: base, zero, or its initializer."""
+    """Gives each plan the first source that has its values: base, constant, or initializer."""
     in_base = {} if base is None else _align([plan.variable for plan in plans], base)
     from_base = [
-        Source(BASE, index=in_base[i]) if i in in_base else None for i in range(len(plans))
+        # A base is the same whatever the state of its generators.
+        Source(BASE, index=in_base[i])
+        if i in in_base and not is_random_state(plan.variable)
+        else None
+        for i, plan in enumerate(plans)
     ]
     _try_sources(plans, from_base, decay_scale, base)
-    _try_sources(plans, [Source(ZERO)] * len(plans), None, base)
+    _try_sources(plans, [_constant(plan) for plan in plans], None, base)
     seeded = []
     for plan in plans:
         layer, attribute = layer_initializers.get(id(plan.variable), (None, ""))
         seeded.append(None if layer is None else source_of(layer, attribute))
     _try_sources(plans, seeded, decay_scale, base)
+
+
+def _constant(plan: _Plan) -> Source | None:
+    """The constant that values could be equal to; one value alone is shorter as it is."""
+    sourced = plan.bits[plan.sourced]
+    return Source(CONSTANT, pattern=int(sourced[0])) if sourced.size > 1 else None
 
 
 def _try_sources(
@@ -259,7 +270,7 @@ def _try_sources(
     tried = [
         (plan, source)
         for plan, source in zip(plans, sources, strict=True)
-        if plan.source is None and source is not None
+        if plan.source is None and source is not None and plan.sourced.any()
     ]
     wanted = [(source, plan.shape, plan.dtype) for plan, source in tried]
     for (plan, source), bits in zip(tried, regenerate(wanted, base), strict=True):
@@ -298,9 +309,10 @@ def _check_explained(plans: Sequence[_Plan], include_frozen: bool) -> None:
     if lost and not include_frozen:
         raise ValueError(
             f"The frozen weights of {shorten(lost)} come from no seed that is known, nor from a "
-            "base, and they are not zero. Call keras_freeze.reinitialize(model, seed=...) before "
-            "you freeze a model, so that one seed gives them again; or pass base=, the model or "
-            "file that they come from; or include_frozen=True, which puts them into the file."
+            "base, and they are not all equal. Call keras_freeze.reinitialize(model, seed=...) "
+            "before you freeze a model, so that one seed gives them again; or pass base=, the "
+            "model or file that they come from; or include_frozen=True, which puts them into the "
+            "file."
         )
 
 

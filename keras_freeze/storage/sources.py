@@ -1,5 +1,6 @@
 """Where the values of a variable come from that are not in the file."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from keras_freeze import initializers
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.header import BASE, INITIALIZER, SEED, WIDTHS, ZERO, Source
+from keras_freeze.storage.header import BASE, CONSTANT, INITIALIZER, SEED, WIDTHS, Source
 from keras_freeze.storage.network import as_bits, bits_of, dtype_of, from_bits, numpy_dtype
 
 Wanted = tuple[Source, tuple[int, ...], str]
@@ -81,8 +82,8 @@ def scaled(bits: np.ndarray, dtype: str, factor: float) -> np.ndarray:
 def _regenerate(
     source: Source, shape: tuple[int, ...], dtype: str, base: Sequence[Any] | None
 ) -> np.ndarray:
-    if source.kind == ZERO:
-        return np.zeros(int(np.prod(shape, dtype=np.int64)), f"u{WIDTHS[dtype]}")
+    if source.kind == CONSTANT:
+        return np.full(math.prod(shape), source.pattern, f"u{WIDTHS[dtype]}")
     if source.kind == BASE:
         return _from_base(source.index, shape, dtype, base or ())
     initializer = initializer_of(source)

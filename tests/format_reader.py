@@ -1,0 +1,409 @@
+"""A second reader of the `.freeze` file, written from docs/format.md alone.
+
+It shows that the page is enough to read the format, and is the oracle of test_format.py. Only the
+standard library, NumPy, and ml_dtypes for the dtypes that NumPy lacks; clear rather than fast.
+"""
+
+import bisect
+import collections
+import hashlib
+import itertools
+import json
+import math
+import pathlib
+import zlib
+from typing import NamedTuple
+
+import ml_dtypes  # noqa: F401 (NumPy then knows bfloat16 and float8 by name)
+import numpy as np
+
+DICTIONARY = pathlib.Path(__file__).parents[1] / "keras_freeze/storage/header_dictionary.txt"
+GENERATOR = "philox4x64-sign-fraction52-v1"
+TOTAL = 2**24  # the probabilities of a model sum up to it
+
+
+class Contents(NamedTuple):
+    """What a file holds; `variables` and `optimizer` are lists of (path, array)."""
+
+    header: dict
+    variables: list
+    masks: dict  # of the variables that have one, by their place in `variables`
+    optimizer: list
+    reads: collections.Counter  # how often each mode of masks and each way of reading flags occurs
+
+
+def read(path, base=None):
+    """Read a file; `base` is the list of (path, array) of the network that the file builds on."""
+    header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
+    if any(_kind(entry) == "seed" for entry in header["variables"]):
+        _require(header["generator"] == GENERATOR, "unknown generator")
+    if "base" in header:
+        _require(base is not None, "the file needs its base")
+        _require(fingerprint(base) == header["base"], "this is another base")
+    masks, reads = read_masks(header["variables"], mask)
+    optimizer = header.get("optimizer", {"variables": []})["variables"]
+    kinds = [_stored(entry, masks.get(i)) for i, entry in enumerate(header["variables"])]
+    kinds += [(math.prod(shape), dtype) for _, shape, dtype in optimizer]
+    stored = read_values(kinds, exponents, mantissas)
+    variables = [
+        (entry["path"], put_together(entry, stored[i], masks.get(i), base, header))
+        for i, entry in enumerate(header["variables"])
+    ]
+    state = [
+        (path, values.reshape(shape))
+        for (path, shape, _), values in zip(optimizer, stored[len(variables) :], strict=True)
+    ]
+    return Contents(header, variables, masks, state, reads)
+
+
+def _require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+# Layout and header
+
+
+def read_layout(data):
+    """The header and the three other sections, once every length and checksum is right."""
+    _require(data[:8] == b"\x89FREEZE\n", "not a .freeze file")
+    _require(_integer(data[8:12]) == 1, "another version")
+    _require(_integer(data[64:68]) == zlib.crc32(data[:64]), "damaged")
+    lengths = [_integer(data[start : start + 8]) for start in range(16, 48, 8)]
+    checksums = [_integer(data[start : start + 4]) for start in range(48, 64, 4)]
+    _require(len(data) == 68 + sum(lengths) + 32, "damaged")
+    _require(hashlib.sha256(data[:-32]).digest() == data[-32:], "damaged")
+    ends = list(itertools.accumulate(lengths, initial=68))
+    sections = [data[start:end] for start, end in itertools.pairwise(ends)]
+    _require([zlib.crc32(section) for section in sections] == checksums, "damaged")
+    return read_header(sections[0], _integer(data[12:16])), *sections[1:]
+
+
+def read_header(section, length):
+    _require(length <= 2**28, "damaged")
+    stream = zlib.decompressobj(zdict=DICTIONARY.read_bytes())
+    text = stream.decompress(section, length + 1)
+    _require(len(text) == length and stream.eof and not stream.unused_data, "damaged")
+    return json.loads(text.decode("utf-8"))
+
+
+def _integer(data):
+    return int.from_bytes(data, "little")
+
+
+# Entropy coding
+
+
+class Stream:
+    """A section that is a stream of the range coder."""
+
+    def __init__(self, section):
+        _require(len(section) % 4 == 0, "damaged")
+        words = [_integer(section[i : i + 4]) for i in range(0, len(section), 4)]
+        self.words = itertools.chain(words, itertools.repeat(0))
+        self.lower, self.range = 0, 2**64 - 1
+        self.point = next(self.words) << 32 | next(self.words)
+        self.reads = collections.Counter()
+
+    def symbol(self, cumulative):
+        """One symbol of the model with the cumulative probabilities c[0], c[1], ..., 2^24."""
+        scale = self.range >> 24
+        quantile = (self.point - self.lower) % 2**64 // scale
+        _require(quantile < TOTAL, "damaged")
+        symbol = bisect.bisect_right(cumulative, quantile) - 1
+        self.lower = (self.lower + scale * cumulative[symbol]) % 2**64
+        self.range = scale * (cumulative[symbol + 1] - cumulative[symbol])
+        if self.range < 2**32:
+            self.lower = (self.lower << 32) % 2**64
+            self.range <<= 32
+            self.point = (self.point << 32) % 2**64 + next(self.words)
+        return symbol
+
+    def bits(self, width):
+        value = 0
+        for _ in range(width):
+            value = 2 * value + self.symbol([0, 2**23, TOTAL])
+        return value
+
+    def number(self):
+        n = 0
+        while not self.bits(1):
+            n += 1
+            _require(n < 64, "damaged")  # not on the page: keeps a damaged stream from going on
+        return 2**n + self.bits(n) - 1
+
+    def flags(self, count, p):
+        flag = [0, TOTAL - p, TOTAL]
+        if p >= 2**18:
+            self.reads["flags one by one"] += count
+            return [self.symbol(flag) for _ in range(count)]
+        self.reads["flags in groups"] += count // 64
+        powers = [TOTAL]
+        for _ in range(64):
+            powers.append(powers[-1] * (TOTAL - p) >> 24)
+        place = frequency_model([max(power * p >> 24, 1) for power in powers[:64]])
+        none = min(max(powers[64], 1), TOTAL - 1)
+        hits = [self.symbol([0, none, TOTAL]) for _ in range(count // 64)]
+        groups = [[0] * 64 for _ in hits]
+        hit_groups = [group for group, hit in zip(groups, hits, strict=True) if hit]
+        firsts = [self.symbol(place) for _ in hit_groups]
+        for group, first in zip(hit_groups, firsts, strict=True):
+            group[first:] = [1, *(self.symbol(flag) for _ in range(first + 1, 64))]
+        rest = [self.symbol(flag) for _ in range(count % 64)]
+        return [*itertools.chain(*groups), *rest]
+
+    def histogram(self):
+        """The bytes that occur and, unless there is one only, the model of their frequencies."""
+        n = self.number() + 1
+        occurring = [self.bits(8)]
+        while len(occurring) < n:
+            occurring.append(occurring[-1] + 1 + self.number())
+        _require(occurring[-1] < 256, "damaged")
+        model = frequency_model([2 ** self.bits(4) for _ in occurring]) if n > 1 else None
+        return occurring, model
+
+    def symbols(self, count, histogram):
+        occurring, model = histogram
+        if model is None:
+            return occurring * count
+        return [occurring[self.symbol(model)] for _ in range(count)]
+
+
+def frequency_model(frequencies):
+    """The cumulative probabilities of a model with these frequencies."""
+    n, total = len(frequencies), sum(frequencies)
+    sums = itertools.accumulate(frequencies, initial=0)
+    return [c * (TOTAL - n) // total + i for i, c in enumerate(sums)]
+
+
+# Mask
+
+
+def read_masks(entries, section):
+    stream = Stream(section)
+    masks = {
+        i: read_mask(stream, entry["shape"]) for i, entry in enumerate(entries) if "mask" in entry
+    }
+    return masks, +stream.reads  # without what occurred no times
+
+
+def read_mask(stream, shape):
+    *before, last_but_one, last = [1, 1, *shape]
+    axes = {0: (1,), 1: (last,), 2: (last_but_one, last)}.get(
+        len(shape), (math.prod(before), last_but_one, last)
+    )
+    size = math.prod(axes)
+    mode = stream.bits(2)
+    stream.reads[f"mode {mode}"] += 1
+    if mode < 2:
+        return np.full(shape, mode == 1)
+    if mode == 2:
+        k = stream.number() + 1
+        flags = stream.flags(size, min(max(2**24 * k // size, 1), TOTAL - 1))
+        return np.array(flags, bool).reshape(shape)
+    return read_levels(stream, axes).reshape(shape)
+
+
+def read_levels(stream, axes):
+    lines = [np.array(stream.symbols(n, stream.histogram())) for n in axes]
+    _require(all(symbols.max() <= 193 for symbols in lines), "damaged")
+    mask = np.zeros(axes, bool)
+    for block in itertools.product(*([s for s in np.unique(ls) if s > 0] for ls in lines)):
+        level = int(min(max(sum(int(s) - 97 for s in block), -96), 96))
+        entries = np.ix_(*(np.flatnonzero(ls == s) for ls, s in zip(lines, block, strict=True)))
+        part = mask[entries]
+        mask[entries] = np.reshape(stream.flags(part.size, level_rate(level)), part.shape)
+    return mask
+
+
+def level_rate(level):
+    ratio = [4294967296, 5107605667, 6074001000, 7223245222][(level + 96) % 4]
+    odds = ratio * 2 ** ((level + 96) // 4)
+    return min(max(2**24 * odds // (odds + 2**56), 1), TOTAL - 1)
+
+
+# Values
+
+
+def _kind(entry):
+    return entry.get("source", [None])[0]
+
+
+def _stored(entry, mask):
+    """How many values of a variable are in the file, and their dtype."""
+    dtype = entry.get("stored_dtype", entry.get("dtype", "float32"))
+    if "source" not in entry:
+        return math.prod(entry["shape"]), dtype
+    return (0 if mask is None else int(mask.sum())), dtype
+
+
+def read_values(kinds, exponents, mantissas):
+    """The values in the file for each (count, dtype)."""
+    stream, histograms, position, values = Stream(exponents), [], 0, []
+    for count, dtype in kinds:
+        size = np.dtype(dtype).itemsize
+        tops = []
+        if count:
+            g = stream.number()
+            if g == len(histograms):
+                histograms.append(stream.histogram())
+            tops = stream.symbols(count, histograms[g])
+        bits = []
+        for top in tops:
+            rest = mantissas[position : position + size - 1]
+            _require(len(rest) == size - 1, "damaged")
+            position += size - 1
+            rotated = _integer(rest) | top << 8 * (size - 1)
+            bits.append(rotated >> 1 | (rotated & 1) << (8 * size - 1))
+        values.append(np.array(bits, f"<u{size}").view(dtype))
+    _require(position == len(mantissas), "damaged")
+    return values
+
+
+# Putting it together
+
+
+def put_together(entry, stored, mask, base, header):
+    dtype = np.dtype(entry.get("dtype", "float32"))
+    stored = stored.astype(dtype)
+    if "source" not in entry:
+        values = stored.reshape(entry["shape"])
+    else:
+        values = from_source(entry, dtype, base)
+        if mask is not None:
+            if "decay_scale" in header and entry["source"][0] != "constant":
+                values *= dtype.type(header["decay_scale"])
+            values[mask] = stored
+    _require(zlib.crc32(values.tobytes()) == entry["crc32"], f"{entry['path']} differs")
+    return values
+
+
+def from_source(entry, dtype, base):
+    shape = tuple(entry["shape"])
+    kind, *arguments = entry["source"]
+    if kind == "constant":
+        return np.full(shape, arguments[0], f"<u{dtype.itemsize}").view(dtype)
+    if kind == "seed":
+        return drawn(shape, *arguments).astype(dtype)
+    if kind == "base":
+        values = base[arguments[0]][1]
+        _require(values.shape == shape and values.dtype == dtype, "this is another base")
+        return values.copy()
+    raise NotImplementedError(f"{entry['path']}: values of the source {kind} are not portable")
+
+
+def fingerprint(variables):
+    digest = hashlib.sha256()
+    for path, values in variables:
+        if not path.endswith("seed_generator_state"):
+            digest.update(f"{values.shape} {values.dtype.name}\n".encode())
+            digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+# Seeds
+
+
+def philox4x64(seed, stream, count):
+    """The first `count` outputs of Philox4x64-10 with the key (seed, stream)."""
+    outputs = []
+    for block in range(1, -(-count // 4) + 1):
+        x0, x1, x2, x3 = block, 0, 0, 0
+        key0, key1 = seed, stream
+        for _ in range(10):
+            high0, low0 = divmod(0xD2E7470EE14C6C93 * x0, 2**64)
+            high1, low1 = divmod(0xCA5A826395121157 * x2, 2**64)
+            x0, x1, x2, x3 = high1 ^ x1 ^ key0, low1, high0 ^ x3 ^ key1, low0
+            key0 = (key0 + 0x9E3779B97F4A7C15) % 2**64
+            key1 = (key1 + 0xBB67AE8584CAA73B) % 2**64
+        outputs += [x0, x1, x2, x3]
+    return outputs[:count]
+
+
+def drawn(shape, distribution, seed, stream):
+    """The float32 values of a variable that comes from a seed."""
+    fan_in, fan_out = fans(shape)
+    if distribution == "kaiming_uniform":
+        scale = math.sqrt(6 / fan_in)
+    else:
+        scale = math.sqrt(2 / (fan_in + fan_out))
+    magnitude = {
+        "xavier_normal": lambda f: upper_quantile(f * 0.5),
+        "kaiming_uniform": lambda f: f,
+        "pm_sigma": lambda f: 1.0,
+    }[distribution]
+    values = []
+    for word in philox4x64(seed, stream, math.prod(shape)):
+        sign = -1.0 if word >> 63 else 1.0
+        f = ((word >> 11) % 2**52 + 0.5) * 2.0**-52
+        values.append((sign * magnitude(f)) * scale)
+    return np.array(values, np.float64).astype(np.float32).reshape(shape)
+
+
+def fans(shape):
+    if len(shape) < 2:
+        return (shape * 2) if shape else (1, 1)
+    *before, last_but_one, last = shape
+    return last_but_one * math.prod(before), last * math.prod(before)
+
+
+def upper_quantile(p):
+    """About the z that a standard normal variable exceeds with probability p."""
+    if p >= 0.125:
+        q = 0.5 - p
+        return q * poly(CENTRE, q * q)
+    m, e = math.frexp(p)
+    s = (m - 0.7071067811865476) / (m + 0.7071067811865476)
+    logarithm = (e - 0.5) * 0.6931471805599453 + s * poly(LOG, s * s)
+    return poly(TAIL, 3.3276543708102597 - 23.55121144186526 / (math.sqrt(-logarithm) + 4))
+
+
+def poly(coefficients, x):
+    *others, value = coefficients
+    for coefficient in reversed(others):
+        value = value * x + coefficient
+    return value
+
+
+CENTRE = (
+    2.5066282746170607,
+    2.624935029752419,
+    5.7725157270284955,
+    15.67081077484963,
+    46.73739005321429,
+    166.36441324695426,
+    -91.99135190835148,
+    15737.055696117528,
+    -224453.7898338477,
+    2627106.942583356,
+    -19997812.160714827,
+    101221590.82795665,
+    -300648809.29873127,
+    417952195.4029503,
+)
+LOG = (
+    1.9999999999999993,
+    0.6666666666680505,
+    0.3999999995464538,
+    0.28571433645630606,
+    0.22222031288526592,
+    0.18179712537940082,
+    0.15655154720003522,
+    0.09496189194396737,
+)
+TAIL = (
+    3.7842343864015167,
+    3.2560460317490905,
+    0.8520327950458199,
+    0.28654916767634686,
+    0.07743957480735476,
+    0.02582486508716629,
+    0.006966640889856989,
+    0.002348254901935576,
+    0.0006229837901352244,
+    0.00021611158919248352,
+    5.23674981585438e-05,
+    1.8775434260273204e-05,
+    6.479589891179265e-06,
+    2.6412464129472416e-06,
+)

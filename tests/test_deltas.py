@@ -1,0 +1,225 @@
+"""Networks saved on a base: only what differs, put on and taken off in place."""
+
+import keras
+import numpy as np
+import pytest
+import storage_cases
+from helpers import same_bits, sgd, value_of, values_of
+from keras import layers
+
+import keras_freeze as kf
+
+
+def pretrained(seed=0, classes=3):
+    """A network that was trained whole, so that no seed gives its weights."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 6)),
+            layers.Flatten(),
+            layers.Dense(40, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.1),
+            layers.Dense(20, activation="relu"),
+            layers.Dense(classes),
+        ]
+    )
+    model.compile(optimizer="adam", loss="mse")
+    storage_cases.train_on(model, *storage_cases.data_for(model))
+    return model
+
+
+def copy_of(model):
+    copied = keras.models.clone_model(model)
+    copied.set_weights(model.get_weights())
+    return copied
+
+
+def adapted(base, seed=1, rate=0.9, **arguments):
+    """A copy of the base that is trained by a few per cent on other targets."""
+    model = copy_of(base)
+    optimizer = kf.FreezeOptimizer(sgd(0.05, momentum=0.9), rate, **arguments)
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = storage_cases.data_for(model)
+    y = y + np.random.default_rng(seed).normal(size=y.shape).astype("float32")
+    kf.freeze(model, x, y)
+    storage_cases.train_on(model, x, y)
+    return model
+
+
+def weights(model):
+    """The variables of a model but for random states, which belong to no delta."""
+    return [v for v in model.variables if not v.path.endswith("seed_generator_state")]
+
+
+def assert_same_weights(first, second):
+    for a, b in zip(weights(first), weights(second), strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+@pytest.fixture(name="base")
+def base_model():
+    return pretrained()
+
+
+@pytest.mark.parametrize("values", ["float32", "float16"])
+def test_a_delta_is_small_and_loads_on_its_base(base, values, tmp_path):
+    model = adapted(base)
+    kf.save(model, tmp_path / "delta.freeze", base=base, values=values)
+    kf.save(model, tmp_path / "whole.freeze", include_frozen=True)
+    loaded = kf.load(tmp_path / "delta.freeze", base=base)
+    if values == "float32":
+        assert_same_weights(loaded, model)
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+    sizes = [(tmp_path / f"{name}.freeze").stat().st_size for name in ("delta", "whole")]
+    assert sizes[0] < sizes[1] / 3
+
+
+@pytest.mark.parametrize("ending", ["keras", "freeze"])
+def test_the_base_may_be_a_file(base, ending, tmp_path):
+    path = tmp_path / f"base.{ending}"
+    if ending == "keras":
+        base.save(path)
+    else:
+        kf.save(base, path)
+    model = adapted(base)
+    kf.save(model, tmp_path / "delta.freeze", base=path)
+    assert_same_weights(kf.load(tmp_path / "delta.freeze", base=str(path)), model)
+    kf.apply_delta(base, tmp_path / "delta.freeze")
+    assert_same_weights(base, model)
+
+
+def test_deltas_are_swapped_on_one_base(base, tmp_path):
+    before = values_of(weights(base))
+    models = [adapted(base, seed, rate) for seed, rate in ((1, 0.9), (2, 0.99), (3, 0.5))]
+    for i, model in enumerate(models):
+        kf.save(model, tmp_path / f"{i}.freeze", base=base)
+    x, _ = storage_cases.data_for(base)
+    for i in (0, 1, 2, 1, 0):
+        kf.apply_delta(base, tmp_path / f"{i}.freeze")
+        assert_same_weights(base, models[i])
+        expected = storage_cases.outputs_of(models[i], x)
+        assert np.array_equal(storage_cases.outputs_of(base, x), expected)
+        kf.remove_delta(base, tmp_path / f"{i}.freeze")
+        for old, variable in zip(before, weights(base), strict=True):
+            assert same_bits(old, value_of(variable)), variable.path
+
+
+def test_a_delta_of_a_pruned_network_can_be_taken_off(base, tmp_path):
+    before = values_of(weights(base))
+    model = adapted(base, frozen_weights="zero")
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    kf.apply_delta(base, tmp_path / "delta.freeze")
+    assert_same_weights(base, model)
+    kf.remove_delta(base, tmp_path / "delta.freeze")
+    for old, variable in zip(before, weights(base), strict=True):
+        assert same_bits(old, value_of(variable))
+
+
+def test_decayed_weights_of_a_base_are_one_factor_times_it(base, tmp_path):
+    model = adapted(base, frozen_weights="decay", l2=0.05)
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    assert_same_weights(kf.load(tmp_path / "delta.freeze", base=base), model)
+
+
+def test_a_fully_trained_copy_needs_the_base_only_for_what_is_equal(base, tmp_path):
+    model = copy_of(base)
+    model.layers[-1].kernel.assign(model.layers[-1].kernel + 1.0)
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    stored = [row.num_stored for row in kf.storage.inspect(tmp_path / "delta.freeze").rows]
+    assert [n for n in stored if n > 2] == [60]  # the kernel; two numbers are Dropout's state
+    assert_same_weights(kf.load(tmp_path / "delta.freeze", base=base), model)
+
+
+def test_a_network_with_a_new_head_loads_on_its_base_but_is_not_applied(base, tmp_path):
+    body = copy_of(base)
+    model = keras.Sequential([keras.Input((8, 6)), *body.layers[:-1], layers.Dense(7)])
+    optimizer = kf.FreezeOptimizer(sgd(0.05), 0.9, exclude=model.layers[-1])
+    model.compile(optimizer=optimizer, loss="mse")
+    x = storage_cases.data_for(base)[0]
+    y = np.random.default_rng(0).normal(size=(24, 7)).astype("float32")
+    kf.freeze(model, x, y)
+    storage_cases.train_on(model, x, y)
+    kf.save(model, tmp_path / "head.freeze", base=base)
+    assert_same_weights(kf.load(tmp_path / "head.freeze", base=base), model)
+    before = values_of(base.variables)
+    with pytest.raises(kf.FreezeFileError, match=r"load\(path, base=model\)"):
+        kf.apply_delta(base, tmp_path / "head.freeze")
+    for old, variable in zip(before, base.variables, strict=True):
+        assert same_bits(old, value_of(variable))
+
+
+def test_another_base_is_an_error(base, tmp_path):
+    kf.save(adapted(base), tmp_path / "delta.freeze", base=base)
+    other = copy_of(base)
+    last = other.layers[-1].kernel
+    changed = value_of(last)
+    changed[0, 0] = np.nextafter(changed[0, 0], np.float32(9))
+    last.assign(changed)
+    before = values_of(other.variables)
+    for use in (
+        lambda: kf.load(tmp_path / "delta.freeze", base=other),
+        lambda: kf.apply_delta(other, tmp_path / "delta.freeze"),
+    ):
+        with pytest.raises(kf.FreezeFileError, match="another base"):
+            use()
+    for old, variable in zip(before, other.variables, strict=True):
+        assert same_bits(old, value_of(variable))
+
+
+def test_the_random_state_of_a_base_does_not_make_it_another(base, tmp_path):
+    kf.save(adapted(base), tmp_path / "delta.freeze", base=base)
+    state = next(v for v in base.variables if v.path.endswith("seed_generator_state"))
+    state.assign(state + 1)
+    moved = value_of(state)
+    kf.apply_delta(base, tmp_path / "delta.freeze")
+    assert np.array_equal(value_of(state), moved)
+
+
+def test_a_missing_or_needless_base_is_an_error(base, tmp_path):
+    kf.save(adapted(base), tmp_path / "delta.freeze", base=base)
+    with pytest.raises(ValueError, match="pass it, or the path of its file, as `base`"):
+        kf.load(tmp_path / "delta.freeze")
+    kf.save(base, tmp_path / "whole.freeze")
+    with pytest.raises(ValueError, match="without a base"):
+        kf.load(tmp_path / "whole.freeze", base=base)
+    with pytest.raises(ValueError, match="no delta"):
+        kf.apply_delta(base, tmp_path / "whole.freeze")
+
+
+def test_only_the_delta_that_is_on_can_be_taken_off(base, tmp_path):
+    for seed in (1, 2):
+        kf.save(adapted(base, seed), tmp_path / f"{seed}.freeze", base=base)
+    with pytest.raises(ValueError, match="not on this model"):
+        kf.remove_delta(base, tmp_path / "1.freeze")
+    kf.apply_delta(base, tmp_path / "1.freeze")
+    with pytest.raises(ValueError, match=r"1\.freeze.*remove_delta"):
+        kf.apply_delta(base, tmp_path / "2.freeze")
+    with pytest.raises(ValueError, match=r"not on this model.*1\.freeze"):
+        kf.remove_delta(base, tmp_path / "2.freeze")
+    kf.remove_delta(base, tmp_path / "1.freeze")
+    kf.apply_delta(base, tmp_path / "2.freeze")
+
+
+def test_a_model_that_was_trained_since_keeps_its_values(base, tmp_path):
+    kf.save(adapted(base), tmp_path / "delta.freeze", base=base)
+    kf.apply_delta(base, tmp_path / "delta.freeze")
+    storage_cases.train_on(base, *storage_cases.data_for(base))
+    before = values_of(base.variables)
+    with pytest.raises(ValueError, match="has been changed since"):
+        kf.remove_delta(base, tmp_path / "delta.freeze")
+    for old, variable in zip(before, base.variables, strict=True):
+        assert same_bits(old, value_of(variable))
+
+
+def test_the_random_state_never_comes_from_the_base(tmp_path):
+    base = pretrained()
+    model = adapted(base)
+    for one in (base, model):  # as if both had made as many steps
+        next(v for v in one.variables if v.path.endswith("seed_generator_state")).assign([1, 5])
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    base(storage_cases.data_for(base)[0], training=True)
+    base.layers[2].moving_mean.assign(model.layers[2].moving_mean)
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    next(v for v in base.variables if v.path.endswith("seed_generator_state")).assign([9, 9])
+    assert_same_weights(kf.load(tmp_path / "delta.freeze", base=base), model)

@@ -1,0 +1,362 @@
+"""docs/format.md suffices: format_reader.py, written from it alone, gives every variable's bits."""
+
+import hashlib
+import pathlib
+import zlib
+
+import format_reader
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import compiled, fit, same_bits, sgd, value_of
+from numpy.testing import assert_array_equal
+
+import keras_freeze as kf
+
+GOLDEN = sorted(pathlib.Path(__file__).with_name("golden").glob("*.freeze"))
+DTYPES = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+]
+
+
+@keras.saving.register_keras_serializable("test_format")
+class Affine(keras.layers.Layer):
+    """Has a scalar and a one-axis variable."""
+
+    def build(self, input_shape):
+        self.gain = self.add_weight(name="gain", shape=(), initializer="zeros")
+        self.offset = self.add_weight(name="offset", shape=input_shape[-1:], initializer="zeros")
+
+    def call(self, x):
+        return x * (1 + self.gain) + self.offset
+
+
+@keras.saving.register_keras_serializable("test_format")
+class Scale(keras.layers.Layer):
+    """Has a weight of any shape."""
+
+    def __init__(self, shape, **arguments):
+        super().__init__(**arguments)
+        self.shape = tuple(shape)
+        self.kernel_initializer = keras.initializers.GlorotUniform(seed=0)
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(self.shape, self.kernel_initializer, name="kernel")
+
+    def call(self, x):
+        return x * self.kernel
+
+    def get_config(self):
+        return {**super().get_config(), "shape": self.shape}
+
+
+@keras.saving.register_keras_serializable("test_format")
+class Collection(keras.layers.Layer):
+    """Has a variable of every dtype, none of them trained."""
+
+    def build(self, input_shape):
+        def initializer(shape, dtype):
+            return tf.cast(keras.random.uniform(shape, -100, 100, "float32", seed=0), dtype)
+
+        for dtype in DTYPES:
+            self.add_weight((50,), initializer, dtype, trainable=False, name=dtype)
+
+    def call(self, x):
+        return x
+
+
+def images():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(32, 6, 6, 3)).astype("float32"), np.arange(32) % 3
+
+
+def network(channels=16, dtype="float32"):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 3)),
+            keras.layers.Conv2D(channels, 3, activation="relu", name="conv1", dtype=dtype),
+            keras.layers.BatchNormalization(name="norm", dtype=dtype),
+            keras.layers.Conv2D(channels, 3, activation="relu", name="conv2", dtype=dtype),
+            keras.layers.Dropout(0.2),
+            keras.layers.Flatten(),
+            Affine(name="affine", dtype=dtype),
+            keras.layers.Dense(3, name="head", dtype=dtype),
+        ]
+    )
+
+
+def trained(model, mask=None, distribution="xavier_normal", **arguments):
+    """The network after a portable start, a mask and a few steps."""
+    arguments = {"freeze_rate": 0.9, "l2": 1e-2, **arguments}
+    compiled(model, kf.FreezeOptimizer(sgd(), **arguments))
+    kf.reinitialize(model, distribution, seed=2**32 - 1)
+    kf.freeze(model, *images(), mask=mask)
+    fit(model, *images(), batch_size=8)
+    return model
+
+
+def labelled_values(variables):
+    return [(v.path, value_of(v)) for v in variables]
+
+
+def save_and_read(model, path, base_values=None, **arguments):
+    """Saves the model; the reader must give every variable, the same bit for bit."""
+    kf.save(model, path, **arguments)
+    contents = format_reader.read(path, base_values)
+    assert_same_values(contents.variables, labelled_values(model.variables))
+    return contents
+
+
+def assert_same_values(found, expected):
+    assert [path for path, _ in found] == [path for path, _ in expected]
+    for (path, values), (_, others) in zip(found, expected, strict=True):
+        assert values.shape == others.shape, path
+        assert values.dtype == others.dtype, path
+        assert same_bits(values, others), path
+
+
+def entries(contents):
+    """What the header says of each variable, by the path without its first component."""
+    return {entry["path"].partition("/")[2]: entry for entry in contents.header["variables"]}
+
+
+def sources(contents):
+    return {entry["source"][0] for entry in contents.header["variables"] if "source" in entry}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "frozen_weights"),
+    [
+        ("xavier_normal", "keep"),
+        ("kaiming_uniform", "keep"),
+        ("pm_sigma", "keep"),
+        ("xavier_normal", "zero"),
+        ("xavier_normal", "decay"),
+    ],
+)
+def test_variables_after_training_are_read_bit_for_bit(tmp_path, distribution, frozen_weights):
+    model = trained(network(), distribution=distribution, frozen_weights=frozen_weights)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    source = entries(contents)["conv2/kernel"]["source"]
+    expected = ["constant", 0] if frozen_weights == "zero" else ["seed", distribution, 2**32 - 1, 1]
+    assert source == expected
+    assert ("decay_scale" in contents.header) == (frozen_weights == "decay")
+    assert "seed_generator_state" in entries(contents)
+
+
+def test_masks_are_read_in_every_mode_and_both_ways_of_reading_flags(tmp_path):
+    rng = np.random.default_rng(0)
+    shape = (3, 3, 96, 96)
+    rates = np.where(rng.random(96) < 0.1, 0.05, 0.0005)  # a few columns are trained more
+    model = network(channels=96)
+    scalar, vector = model.get_layer("affine").variables
+    masks = {
+        "conv1/kernel": rng.random((3, 3, 3, 96)) < 0.4,
+        "conv2/kernel": rng.random(shape) < rates,
+        "norm/gamma": np.ones(96, bool),
+        "head/kernel": rng.random((384, 3)) < 0.004,
+        vector.path: np.arange(384) < 100,
+        scalar.path: np.array(False),
+    }
+    contents = save_and_read(trained(model, masks), tmp_path / "a.freeze")
+    by_path = {contents.variables[i][0]: mask for i, mask in contents.masks.items()}
+    for path, mask in masks.items():
+        found = [by_path[p] for p in by_path if p.endswith(path)]
+        assert len(found) == 1, path
+        assert_array_equal(found[0], mask)
+    ways = {"flags one by one", "flags in groups"}
+    assert {f"mode {mode}" for mode in range(4)} | ways == set(contents.reads), contents.reads
+
+
+@pytest.mark.parametrize("freeze_rate", [0.99, 0.999])
+def test_computed_masks_of_a_wide_convolution_are_read(tmp_path, freeze_rate):
+    model = trained(network(channels=96), freeze_rate=freeze_rate)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    assert contents.reads["flags in groups"]
+    mask = kf.get_mask(model)
+    assert contents.header.get("num_rescued", 0) == mask.num_rescued
+    for i, found in contents.masks.items():
+        assert_array_equal(found, mask[contents.variables[i][0]])
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        lambda weight: np.ones(weight.shape, bool),
+        lambda weight: np.zeros(weight.shape, bool),
+        lambda weight: np.broadcast_to(np.tri(*weight.shape[-2:], dtype=bool), weight.shape),
+    ],
+    ids=["all True", "all False", "triangle"],
+)
+def test_masks_of_ones_own_are_read(tmp_path, chosen):
+    model = trained(network(), chosen)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    kernels = [i for i, (path, _) in enumerate(contents.variables) if path.endswith("/kernel")]
+    assert list(contents.masks) == kernels
+    for i, mask in contents.masks.items():
+        assert_array_equal(mask, chosen(model.variables[i]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_rounded_by_request_are_read(tmp_path, dtype):
+    model = trained(network())
+    kf.save(model, tmp_path / "a.freeze", values=dtype)
+    contents = format_reader.read(tmp_path / "a.freeze")
+    expected, num_rounded = [], 0
+    for i, variable in enumerate(model.variables):
+        values = value_of(variable)
+        if variable.trainable:
+            stored = contents.masks.get(i, np.ones(values.shape, bool))
+            rounded = np.where(stored, values.astype(dtype).astype("float32"), values)
+            num_rounded += (rounded != values).sum()
+            values = rounded
+        expected.append((variable.path, values))
+    assert_same_values(contents.variables, expected)
+    assert num_rounded > 100
+    assert entries(contents)["conv2/kernel"]["stored_dtype"] == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_models_of_other_dtypes_are_read(tmp_path, dtype):
+    contents = save_and_read(trained(network(dtype=dtype)), tmp_path / "a.freeze")
+    assert entries(contents)["conv2/kernel"]["dtype"] == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
+def test_decayed_weights_of_other_dtypes_are_read(tmp_path, dtype):
+    model = trained(network(dtype=dtype), frozen_weights="decay")
+    assert "decay_scale" in save_and_read(model, tmp_path / "a.freeze").header
+
+
+def test_variables_of_every_dtype_are_read(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), Collection()])
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    assert [values.dtype.name for _, values in contents.variables] == DTYPES
+
+
+def test_kernels_of_attention_and_layers_that_are_not_trained_are_read(tmp_path):
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((5, 8))
+    x = keras.layers.Conv1D(12, 2, name="still")(x)
+    x = keras.layers.MultiHeadAttention(2, 6)(x, x)
+    model = keras.Model(inputs, keras.layers.LSTM(3)(x))
+    kf.reinitialize(model, "xavier_normal", seed=1)
+    model.get_layer("still").trainable = False
+    compiled(model, kf.FreezeOptimizer(sgd(), freeze_rate=0.8))
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(12, 5, 8)).astype("float32"), np.arange(12) % 3
+    kf.freeze(model, *data)
+    fit(model, *data)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    assert len(contents.masks) == 6
+    assert {len(values.shape) for _, values in contents.variables} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("distribution", ["xavier_normal", "kaiming_uniform"])
+def test_weights_of_one_axis_and_of_none_are_drawn_from_the_seed(tmp_path, distribution):
+    layers = [Scale((6, 6, 3)), Scale((3,)), Scale(()), keras.layers.GlobalMaxPooling2D()]
+    model = keras.Sequential([keras.Input((6, 6, 3)), *layers])
+    trained(model, lambda weight: np.zeros(weight.shape, bool), distribution)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    assert sources(contents) == {"seed"}
+    assert {values.ndim for _, values in contents.variables} == {3, 1, 0}
+
+
+@pytest.mark.parametrize("frozen_weights", ["keep", "decay"])
+def test_a_delta_is_read_on_its_base_and_on_no_other(tmp_path, frozen_weights):
+    base = network()
+    compiled(base, sgd())
+    fit(base, *images(), epochs=2)
+    base_values = labelled_values(base.variables)
+    model = network()
+    model.set_weights(base.get_weights())
+    optimizer = kf.FreezeOptimizer(sgd(), freeze_rate=0.9, frozen_weights=frozen_weights, l2=1e-2)
+    compiled(model, optimizer)
+    kf.freeze(model, *images())
+    fit(model, *images())
+    path = tmp_path / "delta.freeze"
+    contents = save_and_read(model, path, base_values, base=base)
+    assert "base" in sources(contents)
+    assert sources(contents) <= {"base", "constant"}  # Dropout's state is two equal numbers, maybe
+    assert ("decay_scale" in contents.header) == (frozen_weights == "decay")
+
+    with pytest.raises(ValueError, match="another base"):
+        format_reader.read(path, labelled_values(model.variables))
+    reseeded = [(p, v + p.endswith("seed_generator_state")) for p, v in base_values]
+    assert_same_values(format_reader.read(path, reseeded).variables, contents.variables)
+
+
+def test_a_base_may_be_a_file_too(tmp_path):
+    model = trained(network(), distribution="pm_sigma")
+    base_contents = save_and_read(model, tmp_path / "base.freeze")
+    kf.freeze(model, *images(), overwrite=True)
+    fit(model, *images())
+    path = tmp_path / "delta.freeze"
+    save_and_read(model, path, base_contents.variables, base=tmp_path / "base.freeze")
+
+
+@pytest.mark.parametrize("way", ["compact", "full shape"])
+def test_the_state_of_the_optimizer_is_read(tmp_path, way):
+    model = network()
+    compiled(model, kf.FreezeOptimizer(keras.optimizers.Adam(0.01), freeze_rate=0.9))
+    kf.reinitialize(model, seed=1)
+    if way == "compact":
+        kf.freeze(model, *images())
+    fit(model, *images(), batch_size=8)
+    contents = save_and_read(model, tmp_path / "a.freeze", include_optimizer=True)
+    state = model.optimizer.variables
+    assert_same_values(
+        contents.optimizer,
+        labelled_values(v for v in state if v.dtype == "float32" or v.path.endswith("iteration")),
+    )
+    assert contents.header["optimizer"]["compact"] == (way == "compact")
+
+
+def test_frozen_weights_in_the_file_are_read(tmp_path):
+    model = network()
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.01)  # no initializer gives these
+    compiled(model)
+    kf.freeze(model, *images())
+    fit(model, *images())
+    contents = save_and_read(model, tmp_path / "a.freeze", include_frozen=True)
+    assert sources(contents) == set()
+    assert len(contents.masks) == 3
+
+
+def test_values_of_a_keras_initializer_are_refused(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8)])
+    compiled(model)
+    kf.freeze(model, np.ones((2, 6)), np.array([0, 1]))
+    kf.save(model, tmp_path / "a.freeze")
+    with pytest.raises(NotImplementedError, match="initializer"):
+        format_reader.read(tmp_path / "a.freeze")
+
+
+def test_the_page_names_the_dictionary_of_the_header():
+    page = (pathlib.Path(__file__).parents[1] / "docs/format.md").read_text(encoding="utf-8")
+    page = " ".join(page.split())
+    dictionary = format_reader.DICTIONARY.read_bytes()
+    assert f"{len(dictionary):,} bytes" in page
+    assert f"`{zlib.adler32(dictionary):08x}`" in page
+    assert f"`{hashlib.sha256(dictionary).hexdigest()}`" in page
+
+
+@pytest.mark.parametrize("key", [(0, 0), (7, 3), (2**32 - 1, 2**40), (2**64 - 1, 2**64 - 1)])
+def test_philox_is_that_of_numpy(key):
+    expected = np.random.Philox(key=np.array(key, np.uint64)).random_raw(1001)
+    assert_array_equal(np.array(format_reader.philox4x64(*key, 1001), np.uint64), expected)
+
+
+def test_golden_files_are_read():
+    if not GOLDEN:
+        pytest.skip("tests/golden holds no files yet")
+    headers = {path: format_reader.read_layout(path.read_bytes())[0] for path in GOLDEN}
+    alone = [format_reader.read(path) for path in GOLDEN if "base" not in headers[path]]
+    bases = {format_reader.fingerprint(c.variables): c.variables for c in alone}
+    for path in GOLDEN:
+        contents = format_reader.read(path, bases.get(headers[path].get("base")))
+        assert contents.variables, path
