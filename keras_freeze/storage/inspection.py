@@ -72,7 +72,7 @@ class Inspection:
             lines.append(f"q = {self.freeze_rate:.6g}, q_beta = {self.real_freeze_rate:.6g}")
         lines.append(f"base: {self.base or 'none'}")
         lines.append(f"optimizer state: {'included' if self.has_optimizer else 'not included'}")
-        lines.append(f"fingerprint: {self.digest}")
+        lines.append(f"fingerprint of the file: {self.digest}")
         width = max(len(row.path) for row in self.rows) if self.rows else 0
         for row in self.rows:
             shape = " x ".join(map(str, row.shape)) or "scalar"

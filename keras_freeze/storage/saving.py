@@ -256,9 +256,10 @@ def _find_sources(
 
 
 def _constant(plan: _Plan) -> Source | None:
-    """The constant that values could be equal to; one value alone is shorter as it is."""
+    """The constant that values could be equal to; one value alone only if it was pruned."""
     sourced = plan.bits[plan.sourced]
-    return Source(CONSTANT, pattern=int(sourced[0])) if sourced.size > 1 else None
+    is_pruned = plan.entry is not None and sourced.size == 1 and sourced[0] == 0
+    return Source(CONSTANT, pattern=int(sourced[0])) if sourced.size > 1 or is_pruned else None
 
 
 def _try_sources(

@@ -1,0 +1,53 @@
+"""Files of every version that was released keep loading, the same to the last bit."""
+
+import hashlib
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_freeze as kf
+
+FOLDER = Path(__file__).with_name("golden")
+
+# SHA-256 of all weights, and the base, as they were when the files were written.
+FILES = {
+    "version1_keep": ("14b884d693be0af1c8dbaee7bcd5517c02a0e78be47398c0fc0bd6e2b463d2bd", None),
+    "version1_decay": ("234186c2a21b712e91c3087dcbb7a0e87788b4139667d826b56a62c180d97eae", None),
+    "version1_delta": (
+        "a744442e2a464baa605c6517d356cb358d9ff2e51f3fe50f09faf01a9f0f37f9",
+        "version1_keep",
+    ),
+}
+
+
+def digest_of(model):
+    weights = b"".join(np.asarray(weight).tobytes() for weight in model.get_weights())
+    return hashlib.sha256(weights).hexdigest()
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_released_files_keep_loading(name):
+    digest, base = FILES[name]
+    path = None if base is None else FOLDER / f"{base}.freeze"
+    model = kf.load(FOLDER / f"{name}.freeze", base=path)
+    assert digest_of(model) == digest
+    assert kf.get_mask(model) == kf.FreezeMask.load(FOLDER / f"{name}.freeze")
+    if base is not None:
+        on_base = kf.load(path)
+        kf.apply_delta(on_base, FOLDER / f"{name}.freeze")
+        assert digest_of(on_base) == digest
+
+
+def test_a_released_file_trains_on():
+    keras.utils.set_random_seed(0)
+    model = kf.load(FOLDER / "version1_keep.freeze")
+    assert int(model.optimizer.iterations) == 12
+    x = np.random.default_rng(0).normal(size=(16, 8, 8, 1)).astype("float32")
+    model.fit(x, np.arange(16) % 4, verbose=0)
+    assert int(model.optimizer.iterations) == 13
+
+
+def test_every_golden_file_is_tested():
+    assert {path.stem for path in FOLDER.glob("*.freeze")} == set(FILES)
