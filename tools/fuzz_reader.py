@@ -35,6 +35,7 @@ import numpy as np
 
 from keras_freeze.storage import header as headers
 from keras_freeze.storage.container import read_container, write_container
+from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.loading import restored
 
@@ -80,9 +81,10 @@ class Reader:
 
     def _read(self) -> None:
         str(kf.storage.inspect(self._path))
-        content = read_container(self._path)
-        header = Header.from_json(self._path, content.header)
-        restored(self._path, header, content, self._base.variables)
+        with naming(self._path):
+            content = read_container(self._path)
+            header = Header.from_json(content.header)
+            restored(header, content, self._base.variables)
 
     def _load(self) -> None:
         content = read_container(self._path)

@@ -24,7 +24,7 @@ _PREAMBLE = struct.Struct("<8sIIQQQQIIII")
 _CHECK = struct.Struct("<I")
 _START = _PREAMBLE.size + _CHECK.size
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_LARGEST_HEADER = 1 << 28  # of JSON text, unpacked
+_LARGEST_HEADER = 1 << 24  # of JSON text, unpacked
 # Text that headers are full of, for deflate to refer to (tools/make_header_dictionary.py).
 _DICTIONARY = Path(__file__).with_name("header_dictionary.txt").read_bytes()
 
@@ -143,7 +143,8 @@ def _check_preamble(
     lengths, checks = tuple(rest[:4]), tuple(rest[4:])
     expected = _START + sum(lengths) + _DIGEST_BYTES
     if size != expected:
-        raise _error(path, f"it has {size} bytes and announces {expected}: it has been cut short")
+        change = "cut short" if size < expected else "made longer"
+        raise _error(path, f"it has been {change}: {size} bytes, where it announces {expected}")
     if text_length > _LARGEST_HEADER:
         raise _error(path, f"it announces a header of {text_length} bytes")
     return text_length, lengths, checks

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.container import read_container
-from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.errors import FreezeFileError, naming
 from keras_freeze.storage.header import BASE, Header
 from keras_freeze.storage.loading import check_fingerprint, check_variables, restored
 from keras_freeze.storage.network import (
@@ -56,9 +56,9 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
         path: a file that was saved with `base=`.
 
     Raises:
-        FreezeFileError: if the file is damaged, or belongs to another base. The model is then as it
-            was.
-        ValueError: if the file was saved without a base, or a delta is on the model already.
+        FreezeFileError: if the file is damaged, was saved without a base, or belongs to another
+            one. The model is then as it was.
+        ValueError: if a delta is on the model already.
         TypeError: if `model` is no Keras model.
 
     Example:
@@ -75,16 +75,17 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
             f"The delta {_applied[model].name!r} is on this model: take it off with `remove_delta` "
             "first."
         )
-    container = read_container(path)
-    header = Header.from_json(path, container.header)
-    if header.base is None:
-        raise ValueError(
-            f"{os.fspath(path)!r} was saved without a base, so that it is no delta: use `load`."
-        )
     variables = variables_of(model)
-    _check_architecture(path, header, variables)
-    check_fingerprint(path, header, variables)
-    values = restored(path, header, container, variables)
+    with naming(path):
+        container = read_container(path)
+        header = Header.from_json(container.header)
+        if header.base is None:
+            raise FreezeFileError(
+                "It was saved without a base, so that it is no delta: use `load`."
+            )
+        _check_architecture(header, variables)
+        check_fingerprint(header, variables)
+        values = restored(header, container, variables)
     replaced = []
     for index, (variable, bits) in enumerate(zip(variables, values.bits, strict=True)):
         if is_random_state(variable):
@@ -130,18 +131,16 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
     del _applied[model]
 
 
-def _check_architecture(
-    path: str | os.PathLike[str], header: Header, variables: Sequence[Any]
-) -> None:
+def _check_architecture(header: Header, variables: Sequence[Any]) -> None:
     try:
-        check_variables(path, header, variables)
+        check_variables(header, variables)
         for index, record in enumerate(header.records):
             source = record.source
             if source is not None and source.kind == BASE and source.index != index:
                 raise FreezeFileError(f"{record.path!r} is another variable in the base.")
     except FreezeFileError as error:
         raise FreezeFileError(
-            f"This delta does not fit the model: {error} If it was saved on this base with a new "
+            f"The delta does not fit the model: {error} If it was saved on this base with a new "
             "head or other layers, use `load(path, base=model)`."
         ) from error
 

@@ -30,6 +30,8 @@ WIDTHS = {
     "uint64": 8,
 }
 
+_MOST_AXES = 32
+
 CONSTANT, SEED, INITIALIZER, BASE = "constant", "seed", "initializer", "base"
 
 
@@ -140,9 +142,7 @@ class Record:
     def from_json(cls, value: Any) -> "Record":
         """The record that `to_json` described."""
         described = _check(value, dict, "variable")
-        shape = tuple(
-            _whole(length, 2**48, "shape") for length in _check(described["shape"], list, "shape")
-        )
+        shape = _shape(described["shape"])
         dtype = _dtype(described.get("dtype", "float32"))
         entry = None
         if "mask" in described:
@@ -177,8 +177,7 @@ class Slot:
     def from_json(cls, value: Any) -> "Slot":
         """The slot that a header describes."""
         path, lengths, dtype = _check(value, list, "optimizer variable")
-        shape = tuple(_whole(n, 2**48, "shape") for n in _check(lengths, list, "shape"))
-        return cls(_check(path, str, "path"), shape, _dtype(dtype))
+        return cls(_check(path, str, "path"), _shape(lengths), _dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -243,8 +242,8 @@ class Header:
         return described
 
     @classmethod
-    def from_json(cls, path: str | os.PathLike[str], described: Mapping[str, Any]) -> "Header":
-        """The header of the file at `path`.
+    def from_json(cls, described: Mapping[str, Any]) -> "Header":
+        """The header of a file.
 
         Raises:
             FreezeFileError: for one that cannot be.
@@ -252,11 +251,9 @@ class Header:
         try:
             header = cls._from_json(described)
             header._check()
-        except (FreezeFileError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise FreezeFileError(
-                f"{os.fspath(path)!r}: the header makes no sense: {what}."
-            ) from error
+            raise FreezeFileError(f"The header makes no sense: {what}.") from error
         return header
 
     @classmethod
@@ -280,7 +277,7 @@ class Header:
             model=_check(described["model"], dict, "model"),
             records=tuple(map(Record.from_json, records)),
             num_rescued=_whole(described.get("num_rescued", 0), 2**48, "num_rescued"),
-            decay_scale=None if scale is None else float(_check(scale, (int, float), "scale")),
+            decay_scale=None if scale is None else _finite(scale, "decay_scale"),
             base=None if base is None else _check(base, str, "base"),
             optimizer=optimizer,
         )
@@ -301,15 +298,20 @@ class Header:
         self._check_memory()
 
     def _check_memory(self) -> None:
-        needed = sum(r.size * (WIDTHS[r.dtype] + 1) for r in self.records)
+        needed = sum(_extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
         if self.optimizer is not None:
-            needed += sum(s.size * WIDTHS[s.dtype] for s in self.optimizer.slots)
+            needed += sum(_extent(s.shape) * WIDTHS[s.dtype] for s in self.optimizer.slots)
         available = _physical_memory()
         if needed > available:
             raise FreezeFileError(
                 f"it announces {needed:,} bytes of variables, more than the {available:,} bytes "
                 "of memory that this machine has"
             )
+
+
+def _extent(shape: tuple[int, ...]) -> int:
+    """An array's size; not 0 for one without values, whose other axes may be decoded."""
+    return math.prod(max(length, 1) for length in shape)
 
 
 def _physical_memory() -> int:
@@ -329,6 +331,20 @@ def _whole(value: Any, end: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
         raise FreezeFileError(f"{what} is {value!r:.100}")
     return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    lengths = tuple(_whole(length, 2**48, "shape") for length in _check(value, list, "shape"))
+    if len(lengths) > _MOST_AXES or _extent(lengths) >= 2**48:
+        raise FreezeFileError(f"no variable has the shape {value!r:.100}")
+    return lengths
+
+
+def _finite(value: Any, what: str) -> float:
+    number = float(_check(value, (int, float), what))
+    if not math.isfinite(number):
+        raise FreezeFileError(f"{what} is {value!r:.100}")
+    return number
 
 
 def _dtype(value: Any) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_freeze.mask import FreezeMask
 from keras_freeze.storage.container import read_container
+from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import BASE, CONSTANT, INITIALIZER, SEED, WIDTHS, Header, Record
 from keras_freeze.storage.loading import mask_of
 from keras_freeze.storage.network import from_bits
@@ -96,9 +97,10 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     print(keras_freeze.storage.inspect("digits.freeze"))
     ```
     """
-    container = read_container(path)
-    header = Header.from_json(path, container.header)
-    mask = mask_of(header, container)
+    with naming(path):
+        container = read_container(path)
+        header = Header.from_json(container.header)
+        mask = mask_of(header, container)
     rows = tuple(_row(record, mask) for record in header.records)
     config = header.model.get("config")
     name = config.get("name") if isinstance(config, Mapping) else None

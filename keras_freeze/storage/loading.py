@@ -15,7 +15,7 @@ from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, same_path
 from keras_freeze.storage.container import Container, is_container, read_container
-from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.errors import FreezeFileError, naming
 from keras_freeze.storage.header import (
     CONSTANT,
     INITIALIZER,
@@ -67,9 +67,9 @@ def load(
     Raises:
         OSError: if the file cannot be read.
         FreezeFileError: if it is damaged in any way, of another version, or belongs to another
-            base; or if this machine or its versions of Keras and TensorFlow draw other numbers from
-            the seed of a Keras initializer. A ValueError.
-        ValueError: if the base is missing, or the model uses classes that are not registered.
+            base or to none; if the model cannot be built, because it uses classes that are not
+            registered, say; or if this machine or its versions of Keras and TensorFlow draw other
+            numbers from the seed of a Keras initializer. A ValueError.
 
     Example:
 
@@ -77,18 +77,19 @@ def load(
     model = keras_freeze.load("digits.freeze")
     ```
     """
-    container = read_container(path)
-    header = Header.from_json(path, container.header)
-    base_variables = _checked_base(path, header, base)
-    model = build_model(header.model, compile)
-    variables = variables_of(model)
-    check_variables(path, header, variables)
-    values = restored(path, header, container, base_variables)
-    for variable, bits in zip(variables, values.bits, strict=True):
-        set_bits(variable, bits)
-    finish_loading(model)
-    _keep_initializers(model, variables, header.records)
-    _restore_optimizer(path, model, header, values)
+    with naming(path):
+        container = read_container(path)
+        header = Header.from_json(container.header)
+        base_variables = _checked_base(header, base)
+        model = build_model(header.model, compile)
+        variables = variables_of(model)
+        check_variables(header, variables)
+        values = restored(header, container, base_variables)
+        for variable, bits in zip(variables, values.bits, strict=True):
+            set_bits(variable, bits)
+        finish_loading(model)
+        _keep_initializers(model, variables, header.records)
+        _restore_optimizer(model, header, values)
     return model
 
 
@@ -127,19 +128,15 @@ def read_mask(path: str | os.PathLike[str]) -> FreezeMask:
     Raises:
         FreezeFileError: if the file is damaged, or has no mask.
     """
-    container = read_container(path)
-    mask = mask_of(Header.from_json(path, container.header), container)
-    if mask is None:
-        raise FreezeFileError(f"{os.fspath(path)!r} holds a network without a freezing mask.")
+    with naming(path):
+        container = read_container(path)
+        mask = mask_of(Header.from_json(container.header), container)
+        if mask is None:
+            raise FreezeFileError("It holds a network without a freezing mask.")
     return mask
 
 
-def restored(
-    path: str | os.PathLike[str],
-    header: Header,
-    container: Container,
-    base: Sequence[Any] | None,
-) -> Values:
+def restored(header: Header, container: Container, base: Sequence[Any] | None) -> Values:
     """All values of a file, those that are not in it from their sources, and checked.
 
     Raises:
@@ -151,7 +148,7 @@ def restored(
     stored, optimizer = _stored_values(header, container, masks)
     sources = [(r.source, r.shape, r.dtype) for r in header.records if r.source is not None]
     if any(source.kind == SEED for source, _, _ in sources):
-        _check_generator(path, header)
+        _check_generator(header)
     sourced = iter(regenerate(sources, base))
     values = []
     for record, chosen, bits in zip(header.records, masks, stored, strict=True):
@@ -163,12 +160,12 @@ def restored(
                 rest[chosen] = bits
             bits = rest
         if checksum(bits) != record.checksum:
-            raise _mismatch(path, header, record)
+            raise _mismatch(header, record)
         values.append(bits)
     return Values(values, mask, optimizer)
 
 
-def check_variables(path: str | os.PathLike[str], header: Header, variables: Sequence[Any]) -> None:
+def check_variables(header: Header, variables: Sequence[Any]) -> None:
     """Compares a model's variables with those that a file describes.
 
     Raises:
@@ -176,14 +173,14 @@ def check_variables(path: str | os.PathLike[str], header: Header, variables: Seq
     """
     if len(variables) != len(header.records):
         raise FreezeFileError(
-            f"{os.fspath(path)!r} describes {len(header.records)} variables, and the model has "
+            f"The file describes {len(header.records)} variables, and the model has "
             f"{len(variables)}: {', '.join(path_of(v) for v in variables[:12])}, ..."
         )
     for record, variable in zip(header.records, variables, strict=True):
         is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
         if not is_same or not same_path(path_of(variable), record.path):
             raise FreezeFileError(
-                f"{os.fspath(path)!r} describes {record.path!r} of shape {record.shape} and "
+                f"The file describes {record.path!r} of shape {record.shape} and "
                 f"{record.dtype}, where the model has {path_of(variable)!r} of shape "
                 f"{tuple(variable.shape)} and {dtype_of(variable)}."
             )
@@ -223,26 +220,22 @@ def _stored_values(
     return stored, decoded[num_records:]
 
 
-def _checked_base(path: str | os.PathLike[str], header: Header, base: Any) -> list[Any] | None:
+def _checked_base(header: Header, base: Any) -> list[Any] | None:
     if header.base is None:
         if base is not None:
-            raise ValueError(
-                f"{os.fspath(path)!r} was saved without a base. Received: base={base!r}"
-            )
+            raise FreezeFileError(f"It was saved without a base. Received: base={base!r}")
         return None
     if base is None:
-        raise ValueError(
-            f"{os.fspath(path)!r} was saved on a base, the model with the fingerprint "
+        raise FreezeFileError(
+            "It was saved on a base, the model with the fingerprint "
             f"{header.base[:16]}...: pass it, or the path of its file, as `base`."
         )
     variables = variables_of(open_base(base))
-    check_fingerprint(path, header, variables)
+    check_fingerprint(header, variables)
     return variables
 
 
-def check_fingerprint(
-    path: str | os.PathLike[str], header: Header, variables: Sequence[Any]
-) -> None:
+def check_fingerprint(header: Header, variables: Sequence[Any]) -> None:
     """Compares the variables of a base with the fingerprint in a file.
 
     Raises:
@@ -251,21 +244,21 @@ def check_fingerprint(
     found = fingerprint(variables)
     if found != header.base:
         raise FreezeFileError(
-            f"{os.fspath(path)!r} was saved on another base, with the fingerprint "
+            "It was saved on another base, with the fingerprint "
             f"{(header.base or '')[:16]}... Received: a base with {found[:16]}..."
         )
 
 
-def _check_generator(path: str | os.PathLike[str], header: Header) -> None:
+def _check_generator(header: Header) -> None:
     if header.generator != initializers.GENERATOR:
         raise FreezeFileError(
-            f"The seeds in {os.fspath(path)!r} belong to the generator {header.generator!r:.100}, "
+            f"Its seeds belong to the generator {header.generator!r:.100}, "
             f"and this keras_freeze has {initializers.GENERATOR!r}."
         )
 
 
-def _mismatch(path: str | os.PathLike[str], header: Header, record: Record) -> FreezeFileError:
-    what = f"{os.fspath(path)!r}: the values of {record.path!r} do not match their checksum."
+def _mismatch(header: Header, record: Record) -> FreezeFileError:
+    what = f"The values of {record.path!r} do not match their checksum."
     if record.source is not None and record.source.kind == INITIALIZER:
         there = ", ".join(f"{name} {version}" for name, version in header.versions.items())
         here = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -289,9 +282,7 @@ def _keep_initializers(
             setattr(layer, attribute, initializer_of(source))
 
 
-def _restore_optimizer(
-    path: str | os.PathLike[str], model: keras.Model, header: Header, values: Values
-) -> None:
+def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> None:
     optimizer, freeze_optimizer = optimizer_of(model), freeze_optimizer_of(model)
     state = header.optimizer
     if optimizer is None or (values.mask is None and state is None):
@@ -305,9 +296,7 @@ def _restore_optimizer(
     variables = optimizer_variables(model)
     described = [(slot.shape, slot.dtype) for slot in state.slots]
     if [(tuple(v.shape), dtype_of(v)) for v in variables] != described:
-        raise FreezeFileError(
-            f"{os.fspath(path)!r} holds the state of another optimizer than the one it describes."
-        )
+        raise FreezeFileError("It holds the state of another optimizer than the one it describes.")
     for variable, bits in zip(variables, values.optimizer, strict=True):
         set_bits(variable, bits)
 

@@ -22,6 +22,7 @@ _MODE_BITS = 2
 _EMPTY = 0  # the symbol of a line without trained entries, which are not coded at all
 _ZERO = 97  # the symbol of level 0: symbols 1 to 193 are levels -96 to 96
 _LARGEST = 96
+_MOST_BLOCKS = 1 << 16
 _ROOTS = (4294967296, 5107605667, 6074001000, 7223245222)  # round(2^(32 + r / 4)), r = 0, 1, 2, 3
 
 
@@ -98,6 +99,8 @@ def _decode_mask(decoder: Decoder, shape: tuple[int, ...]) -> np.ndarray:
     levels = [decoder.symbols(length, decoder.histogram()) for length in shape]
     if any(axis.size and axis.max() > _ZERO + _LARGEST for axis in levels):
         raise FreezeFileError("The mask cannot be decoded: there is no such level.")
+    if math.prod(np.unique(axis).size for axis in levels) > _MOST_BLOCKS:
+        raise FreezeFileError("The mask cannot be decoded: it has too many levels.")
     sorted_mask = np.zeros(shape, bool)
     for block, probability in _blocks(levels):
         cells = sorted_mask[block]
@@ -151,7 +154,8 @@ def _cheapest_levels(mask: np.ndarray) -> list[np.ndarray] | None:
                 others = _level_sums([one for i, one in enumerate(levels) if i != axis])
                 levels[axis] = _fit(counts[axis], others, grid)
             cost = _cost(trained, levels)
-            if cost < cheapest:
+            num_blocks = math.prod(np.unique(axis).size for axis in levels)
+            if cost < cheapest and num_blocks <= _MOST_BLOCKS:
                 cheapest, found = cost, list(levels)
     return found
 

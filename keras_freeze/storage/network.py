@@ -22,6 +22,16 @@ from keras_freeze.parameters import path_of, shorten
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import WIDTHS
 
+# Where Keras looks for a function that it knows by name alone.
+_PLACES_OF_FUNCTIONS = (
+    "activations",
+    "constraints",
+    "initializers",
+    "losses",
+    "metrics",
+    "regularizers",
+)
+
 
 def variables_of(model: keras.Model) -> list[Any]:
     """All variables of a model, each once: trained or not, statistics and random states too."""
@@ -108,8 +118,12 @@ def config_of(model: keras.Model) -> dict[str, Any]:
                 "variables, such as a vocabulary. Save a model without it, and apply it to the "
                 "data before."
             )
-    with ObjectSharingScope():
-        config = keras.saving.serialize_keras_object(model)
+    try:
+        with ObjectSharingScope(), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The object being serialized includes a `lam")
+            config = keras.saving.serialize_keras_object(model)
+    except UserWarning as error:
+        raise _lambda_error() from error
     if config.get("compile_config") and model.optimizer is not None:
         # The optimizer as it is: Keras puts a LossScaleOptimizer around what it was given only if
         # the dtype policy of the moment says so.
@@ -121,11 +135,8 @@ def config_of(model: keras.Model) -> dict[str, Any]:
         if "shared_object_id" in described:  # an address in memory
             number = shared.setdefault(described["shared_object_id"], len(shared))
             described["shared_object_id"] = number
-        if described["class_name"] == "__lambda__":
-            raise ValueError(
-                "The model contains a lambda function, which would have to be stored as code. "
-                "Use a function that is registered with keras.saving.register_keras_serializable."
-            )
+        if described["class_name"] == "__lambda__":  # a Lambda layer's, without a warning
+            raise _lambda_error()
         if not _is_known(described):
             unregistered.add(str(described.get("registered_name") or described["class_name"]))
     if unregistered:
@@ -142,17 +153,17 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
     """The model that `config_of` described, with values that are still to be set.
 
     Raises:
-        ValueError: if Keras cannot build it.
+        FreezeFileError: if Keras cannot build it.
     """
-    described = copy.deepcopy(dict(config))
-    if not compile:
-        described["compile_config"] = None
     # Whatever the file asks for, an error of any kind means that it cannot be had.
     try:
+        described = copy.deepcopy(dict(config))
+        if not compile:
+            described["compile_config"] = None
         with ObjectSharingScope(), initializers.blank():
             model = keras.saving.deserialize_keras_object(described, safe_mode=True)
     except Exception as error:
-        raise ValueError(
+        raise FreezeFileError(
             "Keras cannot build the model from its configuration. If it uses classes or functions "
             "of your own, import what registers them (register_keras_serializable) first, or load "
             f"it inside a keras.saving.custom_object_scope. Keras says: {_reason(error)}"
@@ -206,12 +217,20 @@ def _objects_in(config: Any) -> Iterator[dict[str, Any]]:
 
 def _is_known(described: Mapping[str, Any]) -> bool:
     """Whether Keras can find an object's class or function by itself."""
-    module = described.get("module")
-    if module is None or module == "builtins" or module.split(".")[0] == "keras":
-        return True
-    is_function = described["class_name"] == "function"
+    module, is_function = described.get("module"), described["class_name"] == "function"
     name = described["config"] if is_function else described.get("registered_name")
-    return isinstance(name, str) and keras.saving.get_registered_object(name) is not None
+    if isinstance(name, str) and keras.saving.get_registered_object(name) is not None:
+        return True
+    if is_function and module == "builtins":
+        return any(hasattr(getattr(keras, place), str(name)) for place in _PLACES_OF_FUNCTIONS)
+    return module is None or module.split(".")[0] in ("builtins", "keras")
+
+
+def _lambda_error() -> ValueError:
+    return ValueError(
+        "The model contains a lambda function, which would have to be stored as code. Use a "
+        "function that is registered with keras.saving.register_keras_serializable."
+    )
 
 
 def _reason(error: BaseException) -> str:

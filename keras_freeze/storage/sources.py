@@ -90,7 +90,10 @@ def _regenerate(
     if isinstance(initializer, initializers.SeededInitializer):
         return as_bits(initializer.values(shape).astype(numpy_dtype(dtype)), dtype)
     try:
-        return as_bits(keras.ops.convert_to_numpy(initializer(shape, dtype=dtype)), dtype)
+        values = keras.ops.convert_to_numpy(initializer(shape, dtype=dtype))
+        if (values.shape, values.dtype) != (shape, numpy_dtype(dtype)):
+            raise ValueError(f"they are {values.dtype} of shape {values.shape}")
+        return as_bits(values, dtype)
     except Exception as error:  # as above
         raise FreezeFileError(
             f"Keras's initializer {source.config} gives no {dtype} values of shape {shape}: {error}"
