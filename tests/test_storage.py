@@ -45,32 +45,59 @@ def save_and_load(model, folder, **arguments):
     return kf.load(folder / "model.freeze")
 
 
-def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
-    models = {}
-    for name, make in storage_cases.MODELS.items():
-        # Once with seeds of ours, and once as Keras drew it.
-        for start in ("ours", "keras"):
-            keras.utils.set_random_seed(len(models))
-            models[f"{name}-{start}-optimizer"] = trained(make(), reinitialize=start == "ours")
-    for name, make in kf.models.MODELS.items():
-        shape = {"vgg16_d": (32, 32, 3), "resnet34": (16, 16, 3)}.get(name, (28, 28, 1))
-        models[name] = make(10, shape, seed=3)
-        sgd_with_momentum = kf.FreezeOptimizer(sgd(0.01, momentum=0.9), freeze_rate=0.99)
-        trained(models[name], optimizer=sgd_with_momentum, reinitialize=False)
+def assert_comes_back_in_a_fresh_process(models, folder):
+    """Saves models, loads them elsewhere, and compares outputs and, by name, further training."""
     expected = {}
     for name, model in models.items():
         x, _ = storage_cases.data_for(model)
-        kf.save(model, tmp_path / f"{name}.freeze", include_optimizer="optimizer" in name)
+        kf.save(model, folder / f"{name}.freeze", include_optimizer="optimizer" in name)
         expected[name] = storage_cases.outputs_of(model, x)
     script = Path(storage_cases.__file__)
-    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    subprocess.run([sys.executable, str(script), str(folder)], check=True)
     for name, model in models.items():
-        found = np.load(tmp_path / f"{name}.npz")
+        found = np.load(folder / f"{name}.npz")
         assert np.array_equal(found["outputs"], expected[name]), name
         if "optimizer" in name:
             storage_cases.train_on(model, *storage_cases.data_for(model))
             for i, value in enumerate(storage_cases.bytes_of(model)):
                 assert np.array_equal(found[f"variable_{i}"], value), (name, i)
+
+
+def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
+    models = {name: trained(make()) for name, make in storage_cases.MODELS.items()}
+    assert_comes_back_in_a_fresh_process(models, tmp_path)
+
+
+def test_models_as_keras_drew_them_train_on_in_a_fresh_process(tmp_path):
+    models = {}
+    for name in ("attention", "bidirectional", "convolutional", "mixed_float16", "subclassed"):
+        keras.utils.set_random_seed(len(models))
+        model = storage_cases.MODELS[name]()
+        models[f"{name}-optimizer"] = trained(model, reinitialize=False)
+    assert_comes_back_in_a_fresh_process(models, tmp_path)
+
+
+def test_the_networks_of_the_paper_come_back_in_a_fresh_process(tmp_path):
+    shapes = {"vgg16_d": (32, 32, 3), "resnet34": (16, 16, 3)}
+    models = {}
+    for name, make in kf.models.MODELS.items():
+        optimizer = kf.FreezeOptimizer(sgd(0.01, momentum=0.9), freeze_rate=0.99)
+        model = make(10, shapes.get(name, (28, 28, 1)), seed=3)
+        models[name] = trained(model, optimizer=optimizer, reinitialize=False)
+    assert_comes_back_in_a_fresh_process(models, tmp_path)
+
+
+@pytest.mark.parametrize("name", list(storage_cases.MODELS))
+def test_every_kind_of_model_comes_back_as_keras_drew_it(name, tmp_path):
+    model = storage_cases.MODELS[name]()
+    x, y = storage_cases.data_for(model)
+    model.compile(kf.FreezeOptimizer(sgd(), freeze_rate=0.8), loss="mse")
+    kf.freeze(model, x, y)
+    for variable in model.trainable_variables:  # as if trained, but quicker
+        mask = kf.get_mask(model)
+        chosen = mask[variable] if variable.path in mask.paths else np.ones(variable.shape, bool)
+        variable.assign(np.where(chosen, value_of(variable) * 2 + 1, value_of(variable)))
+    assert_same_variables(model, save_and_load(model, tmp_path))
 
 
 METHODS = {
