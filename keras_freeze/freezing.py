@@ -133,12 +133,14 @@ def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
 
 
 def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
-    """For each variable, by its id, the layer and the attribute that hold its initializer."""
+    """For each variable, by its id, the layer and the attribute that hold its initializer.
+
+    A layer of the user's own need not have the attribute; `reinitialize` and `load` set it.
+    """
     return {
-        id(variable): (layer, attribute)
+        id(variable): (layer, _initializer_attribute(layer, variable))
         for layer in model._flatten_layers()
         for variable in [*layer._trainable_variables, *layer._non_trainable_variables]
-        if (attribute := _initializer_attribute(layer, variable)) is not None
     }
 
 
@@ -433,14 +435,14 @@ def _trainable_layers(model: keras.Model) -> Sequence[Any]:
     return [layer for layer in model._flatten_layers() if layer.trainable]
 
 
-def _initializer_attribute(layer: Any, variable: Any) -> str | None:
-    """Under which name a layer keeps the initializer of one of its own variables."""
+def _initializer_attribute(layer: Any, variable: Any) -> str:
+    """Under which name a layer keeps, or would keep, the initializer of one of its variables."""
     name = path_of(variable).rsplit("/", 1)[-1]
-    # LSTM's `recurrent_kernel` starts from `recurrent_initializer`.
-    for attribute in (f"{name}_initializer", f"{name.removesuffix('_kernel')}_initializer"):
-        if callable(getattr(layer, attribute, None)):
-            return attribute
-    return None
+    usual = f"{name}_initializer"
+    names = [usual, f"{name.removesuffix('_kernel')}_initializer"]  # LSTM's recurrent_initializer
+    if name == "kernel":
+        names.append("depthwise_initializer")  # DepthwiseConv
+    return next((one for one in names if callable(getattr(layer, one, None))), usual)
 
 
 def _reset_other_parameters(layer: Any) -> None:
@@ -450,9 +452,8 @@ def _reset_other_parameters(layer: Any) -> None:
         name = path_of(variable).rsplit("/", 1)[-1]
         if kind_of(variable) == WEIGHT:
             continue
-        attribute = _initializer_attribute(layer, variable)
-        if attribute is not None:
-            initializer = getattr(layer, attribute)
+        initializer = getattr(layer, _initializer_attribute(layer, variable), None)
+        if callable(initializer):
             variable.assign(initializer(tuple(variable.shape), dtype=variable.dtype))
             if name == "bias" and getattr(layer, "unit_forget_bias", False):
                 _set_forget_bias(variable, layer.units)

@@ -223,3 +223,15 @@ def test_the_random_state_never_comes_from_the_base(tmp_path):
     kf.save(model, tmp_path / "delta.freeze", base=base)
     next(v for v in base.variables if v.path.endswith("seed_generator_state")).assign([9, 9])
     assert_same_weights(kf.load(tmp_path / "delta.freeze", base=base), model)
+
+
+def test_a_base_that_was_loaded_again_takes_deltas_again(base, tmp_path):
+    for seed in (1, 2):
+        kf.save(adapted(base, seed), tmp_path / f"{seed}.freeze", base=base)
+    kept = base.get_weights()
+    kf.apply_delta(base, tmp_path / "1.freeze")
+    base.set_weights(kept)
+    kf.apply_delta(base, tmp_path / "2.freeze")
+    kf.remove_delta(base, tmp_path / "2.freeze")
+    for old, new in zip(kept, base.get_weights(), strict=True):
+        assert same_bits(old, new)

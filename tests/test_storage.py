@@ -373,20 +373,152 @@ def test_a_lambda_cannot_be_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_class_that_is_not_registered_is_a_warning_and_can_be_loaded_in_a_scope(tmp_path):
-    class Doubled(layers.Layer):
-        def call(self, inputs):
-            return inputs * 2
+class Doubled(layers.Layer):
+    def call(self, inputs):
+        return inputs * 2
 
-    model = keras.Sequential([keras.Input((4,)), Doubled(), layers.Dense(2)])
-    with pytest.warns(UserWarning, match="Doubled.*register_keras_serializable"):
+
+def squared(y, p):
+    return keras.ops.mean((y - p) ** 2)
+
+
+def toggled():
+    model = mlp()
+    model.layers[1].trainable = False
+    return model
+
+
+def shared_by_submodels():
+    shared = layers.Dense(8)
+
+    def submodel():
+        inputs = keras.Input((8,))
+        return keras.Model(inputs, layers.Dense(8)(shared(inputs)))
+
+    inputs = keras.Input((8,))
+    return keras.Model(inputs, layers.Add()([submodel()(inputs), submodel()(inputs)]))
+
+
+def with_a_function_of_its_own():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    model.compile(loss=squared)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: keras.Sequential([keras.Input((4,)), Doubled()]), "Doubled"),
+        (with_a_function_of_its_own, "squared"),
+        (shared_by_submodels, "6 variables, and the model has 8"),
+        (toggled, "trainable"),
+    ],
+    ids=["class", "function", "shared", "toggled"],
+)
+def test_what_could_not_be_loaded_again_is_not_saved(make, words, tmp_path):
+    model = make()
+    with pytest.raises(ValueError, match="could not be loaded") as error:
         kf.save(model, tmp_path / "model.freeze")
-    with pytest.raises(
-        ValueError, match=r"Doubled.*custom_object_scope|custom_object_scope.*Doubled"
-    ):
-        kf.load(tmp_path / "model.freeze")
+    assert words in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_can_be_known_for_a_while(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), Doubled(), layers.Dense(2)])
     with keras.saving.custom_object_scope({"Doubled": Doubled}):
-        assert_same_variables(model, kf.load(tmp_path / "model.freeze"))
+        assert_same_variables(model, save_and_load(model, tmp_path))
+    with pytest.raises(kf.FreezeFileError, match="Doubled"):
+        kf.load(tmp_path / "model.freeze")
+
+
+@keras.saving.register_keras_serializable(package="test_storage")
+class Linear(layers.Layer):
+    """A layer that keeps no initializer."""
+
+    def build(self, input_shape):
+        shape = (input_shape[-1], 3)
+        self.w = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
+
+    def call(self, inputs):
+        return inputs @ self.w
+
+
+@pytest.mark.parametrize("layer", [Linear, lambda: layers.DepthwiseConv1D(3)], ids=["own", "depth"])
+def test_seeds_of_reinitialize_are_kept_by_every_layer(layer, tmp_path):
+    model = trained(keras.Sequential([keras.Input((8, 6)), layer(), layers.Flatten()]))
+    loaded = save_and_load(model, tmp_path)
+    assert_same_variables(model, loaded)
+    assert_same_variables(model, save_and_load(loaded, tmp_path))
+
+
+def test_quantized_layers_are_saved_whole(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(6), layers.Dense(3)])
+    model.quantize("int8")
+    assert_same_variables(model, save_and_load(model, tmp_path))
+
+
+def test_the_policy_of_the_moment_does_not_change_the_optimizer(tmp_path):
+    model = mlp()
+    kf.save(model, tmp_path / "model.freeze", include_optimizer=True)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        loaded = kf.load(tmp_path / "model.freeze")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(loaded.optimizer, kf.FreezeOptimizer)
+    assert_same_variables(model, loaded)
+
+
+def test_a_save_that_fails_does_not_settle_decayed_weights(tmp_path, monkeypatch):
+    optimizer = kf.FreezeOptimizer(sgd(0.05), 0.8, frozen_weights="decay", l2=0.05)
+    model = mlp(optimizer=optimizer)
+    before = values_of(model.variables)
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("keras_freeze.storage.saving.write_container", fail)
+    with pytest.raises(OSError, match="no space left"):
+        kf.save(model, tmp_path / "model.freeze")
+    for old, variable in zip(before, model.variables, strict=True):
+        assert same_bits(old, value_of(variable))
+
+
+def test_saving_leaves_the_random_state_alone(tmp_path):
+    model = mlp()
+    keras.utils.set_random_seed(3)
+    expected = layers.Dense(2).kernel_initializer.seed
+    keras.utils.set_random_seed(3)
+    kf.save(model, tmp_path / "model.freeze")
+    assert layers.Dense(2).kernel_initializer.seed == expected
+
+
+@pytest.mark.parametrize("path", [None, 5, b"model.freeze", ["a"]])
+def test_what_is_no_path_is_named(path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    for use in (
+        lambda: kf.save(model, path),
+        lambda: kf.load(path),
+        lambda: kf.storage.inspect(path),
+        lambda: kf.apply_delta(model, path),
+        lambda: kf.remove_delta(model, path),
+    ):
+        with pytest.raises(TypeError, match="`path`"):
+            use()
+
+
+def test_folders_and_bases_that_do_not_exist_are_named(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    with pytest.raises(FileNotFoundError, match="`path`"):
+        kf.save(model, tmp_path / "missing" / "model.freeze")
+    with pytest.raises(IsADirectoryError, match="`path`"):
+        kf.save(model, tmp_path)
+    with pytest.raises(FileNotFoundError, match="`base`"):
+        kf.save(model, tmp_path / "model.freeze", base="missing.keras")
+    with pytest.raises(ValueError, match="`base` is not built"):
+        kf.save(model, tmp_path / "model.freeze", base=keras.Sequential([layers.Dense(2)]))
+    with pytest.raises(TypeError, match="`compile`"):
+        kf.load(tmp_path / "model.freeze", compile="no")
 
 
 def test_a_vocabulary_cannot_be_saved(tmp_path):

@@ -16,6 +16,7 @@ from keras_freeze.storage.header import BASE, Header
 from keras_freeze.storage.loading import check_fingerprint, check_variables, restored
 from keras_freeze.storage.network import (
     bits_of,
+    fingerprint,
     finish_loading,
     is_random_state,
     set_bits,
@@ -70,11 +71,6 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
     ```
     """
     _check_model(model)
-    if model in _applied:
-        raise ValueError(
-            f"The delta {_applied[model].name!r} is on this model: take it off with `remove_delta` "
-            "first."
-        )
     variables = variables_of(model)
     with naming(path):
         container = read_container(path)
@@ -84,6 +80,11 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
                 "It was saved without a base, so that it is no delta: use `load`."
             )
         _check_architecture(header, variables)
+        if model in _applied and fingerprint(variables) != header.base:
+            raise ValueError(
+                f"The delta {_applied[model].name!r} is on this model: take it off with "
+                "`remove_delta` first."
+            )
         check_fingerprint(header, variables)
         values = restored(header, container, variables)
     replaced = []
@@ -111,11 +112,14 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
         ValueError: if this delta is not on the model, or the model has been changed since.
     """
     _check_model(model)
-    digest = read_container(path).digest
+    with naming(path):
+        digest = read_container(path).digest
     applied = _applied.get(model)
     if applied is None or applied.digest != digest:
         on_it = "none" if applied is None else repr(applied.name)
-        raise ValueError(f"The delta {os.fspath(path)!r} is not on this model. On it is: {on_it}.")
+        raise ValueError(
+            f"The delta that {os.fspath(path)!r} holds now is not on this model. On it is: {on_it}."
+        )
     variables = variables_of(model)
     current = {part.index: bits_of(variables[part.index]) for part in applied.replaced}
     for part in applied.replaced:
@@ -148,3 +152,5 @@ def _check_architecture(header: Header, variables: Sequence[Any]) -> None:
 def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+    if not model.built:
+        raise ValueError("Argument `model` is not built: call it on a batch of data first.")

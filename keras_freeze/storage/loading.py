@@ -77,6 +77,8 @@ def load(
     model = keras_freeze.load("digits.freeze")
     ```
     """
+    if not isinstance(compile, bool):
+        raise TypeError(f"Argument `compile` must be True or False. Received: compile={compile!r}")
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header)
@@ -96,15 +98,25 @@ def load(
 def open_base(base: keras.Model | str | os.PathLike[str]) -> keras.Model:
     """The model that is meant by a `base`."""
     if isinstance(base, keras.Model):
+        if not base.built:
+            raise ValueError("Argument `base` is not built: call it on a batch of data first.")
         return base
     if not isinstance(base, (str, os.PathLike)):
         raise TypeError(
             "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
             f"Received: base={base!r} of type {type(base).__name__}"
         )
-    if os.path.isfile(base) and is_container(base):
+    if not os.path.isfile(base):
+        raise FileNotFoundError(f"Argument `base` names no file. Received: base={base!r}")
+    if is_container(base):
         return load(base, compile=False)
-    return keras.models.load_model(base, compile=False)
+    try:
+        return keras.models.load_model(base, compile=False)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
+            f"Received: base={base!r}. Keras says: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)

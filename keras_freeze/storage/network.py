@@ -12,25 +12,27 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-# Without it, a layer inside two models that are themselves inside this one would be saved twice.
+# As Keras's own saving does; without it, objects that several parts share would be made twice.
 from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from keras_freeze import backend, initializers
 from keras_freeze._version import __version__
 from keras_freeze.freezing import freeze_optimizer_of, optimizer_of
-from keras_freeze.parameters import path_of, shorten
+from keras_freeze.parameters import path_of
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import WIDTHS
 
-# Where Keras looks for a function that it knows by name alone.
-_PLACES_OF_FUNCTIONS = (
-    "activations",
-    "constraints",
-    "initializers",
-    "losses",
+# What `get_compile_config` gives for a model that does not override it.
+_COMPILE_ARGUMENTS = {
+    "optimizer",
+    "loss",
+    "loss_weights",
     "metrics",
-    "regularizers",
-)
+    "weighted_metrics",
+    "run_eagerly",
+    "steps_per_execution",
+    "jit_compile",
+}
 
 
 def variables_of(model: keras.Model) -> list[Any]:
@@ -129,23 +131,13 @@ def config_of(model: keras.Model) -> dict[str, Any]:
         # the dtype policy of the moment says so.
         optimizer = keras.saving.serialize_keras_object(model.optimizer)
         config["compile_config"]["optimizer"] = optimizer
-    unregistered = set()
     shared: dict[int, int] = {}
     for described in _objects_in(config):
+        if described["class_name"] == "__lambda__":  # a Lambda layer's, without a warning
+            raise _lambda_error()
         if "shared_object_id" in described:  # an address in memory
             number = shared.setdefault(described["shared_object_id"], len(shared))
             described["shared_object_id"] = number
-        if described["class_name"] == "__lambda__":  # a Lambda layer's, without a warning
-            raise _lambda_error()
-        if not _is_known(described):
-            unregistered.add(str(described.get("registered_name") or described["class_name"]))
-    if unregistered:
-        warnings.warn(
-            f"The model uses {shorten(sorted(unregistered))}, which Keras will only find again "
-            "when it is loaded inside a keras.saving.custom_object_scope: decorate it with "
-            "@keras.saving.register_keras_serializable().",
-            stacklevel=3,
-        )
     return config
 
 
@@ -160,13 +152,15 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
         described = copy.deepcopy(dict(config))
         if not compile:
             described["compile_config"] = None
+        elif set(described.get("compile_config") or {}) == _COMPILE_ARGUMENTS:
+            # The optimizer is described as it was: no LossScaleOptimizer is to come around it.
+            described["compile_config"]["auto_scale_loss"] = False
         with ObjectSharingScope(), initializers.blank():
             model = keras.saving.deserialize_keras_object(described, safe_mode=True)
     except Exception as error:
         raise FreezeFileError(
-            "Keras cannot build the model from its configuration. If it uses classes or functions "
-            "of your own, import what registers them (register_keras_serializable) first, or load "
-            f"it inside a keras.saving.custom_object_scope. Keras says: {_reason(error)}"
+            f"Keras cannot build the model from its configuration: {_reason(error)} (Classes and "
+            "functions of your own have to be imported, so that they are registered.)"
         ) from error
     if not isinstance(model, keras.Model):
         raise FreezeFileError(f"The configuration is that of a {type(model).__name__}, no model.")
@@ -213,17 +207,6 @@ def _objects_in(config: Any) -> Iterator[dict[str, Any]]:
         return
     for value in config:
         yield from _objects_in(value)
-
-
-def _is_known(described: Mapping[str, Any]) -> bool:
-    """Whether Keras can find an object's class or function by itself."""
-    module, is_function = described.get("module"), described["class_name"] == "function"
-    name = described["config"] if is_function else described.get("registered_name")
-    if isinstance(name, str) and keras.saving.get_registered_object(name) is not None:
-        return True
-    if is_function and module == "builtins":
-        return any(hasattr(getattr(keras, place), str(name)) for place in _PLACES_OF_FUNCTIONS)
-    return module is None or module.split(".")[0] in ("builtins", "keras")
 
 
 def _lambda_error() -> ValueError:

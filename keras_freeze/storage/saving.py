@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, shorten
 from keras_freeze.storage.container import write_container
+from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.header import (
     BASE,
     CONSTANT,
@@ -26,11 +28,12 @@ from keras_freeze.storage.header import (
     Slot,
     Source,
 )
-from keras_freeze.storage.loading import open_base
+from keras_freeze.storage.loading import check_variables, open_base
 from keras_freeze.storage.mask_coding import encode_masks
 from keras_freeze.storage.network import (
     as_bits,
     bits_of,
+    build_model,
     checksum,
     config_of,
     dtype_of,
@@ -43,7 +46,7 @@ from keras_freeze.storage.network import (
     variables_of,
     versions,
 )
-from keras_freeze.storage.sources import regenerate, scaled, source_of
+from keras_freeze.storage.sources import guess, scaled, source_of
 from keras_freeze.storage.value_coding import encode_values
 
 _VALUES = ("float32", "float16", "bfloat16")
@@ -98,7 +101,7 @@ def save(
     model = keras_freeze.load("digits.freeze")
     ```
     """
-    _check_arguments(model, values, include_optimizer, include_frozen)
+    _check_arguments(model, path, values, include_optimizer, include_frozen)
     config = config_of(model)
     freeze_optimizer = freeze_optimizer_of(model)
     state = State(None, compact=False) if freeze_optimizer is None else freeze_optimizer.state
@@ -121,10 +124,11 @@ def save(
         [plan.stored() for plan in plans] + [bits_of(v) for v in optimizer_values]
     )
     mask = encode_masks([plan.entry.trained for plan in plans if plan.entry is not None])
+    _check_loads_again(model, header)
+    write_container(path, header.to_json(), mask, exponents, mantissas)
     for plan in plans:
         if plan.is_settled:
             set_bits(plan.variable, plan.bits)
-    write_container(path, header.to_json(), mask, exponents, mantissas)
 
 
 @dataclass
@@ -247,19 +251,17 @@ def _find_sources(
         for i, plan in enumerate(plans)
     ]
     _try_sources(plans, from_base, decay_scale, base)
-    _try_sources(plans, [_constant(plan) for plan in plans], None, base)
+    for plan in plans:
+        values = plan.bits[plan.sourced]
+        # One value alone is shorter as it is, unless a mask has it: then it may be a pruned weight.
+        is_worth_it = values.size > 1 or (plan.entry is not None and not values.any())
+        if plan.source is None and values.size and is_worth_it and (values == values[0]).all():
+            plan.source = Source(CONSTANT, pattern=int(values[0]))
     seeded = []
     for plan in plans:
         layer, attribute = layer_initializers.get(id(plan.variable), (None, ""))
         seeded.append(None if layer is None else source_of(layer, attribute))
     _try_sources(plans, seeded, decay_scale, base)
-
-
-def _constant(plan: _Plan) -> Source | None:
-    """The constant that values could be equal to; one value alone only if it was pruned."""
-    sourced = plan.bits[plan.sourced]
-    is_pruned = plan.entry is not None and sourced.size == 1 and sourced[0] == 0
-    return Source(CONSTANT, pattern=int(sourced[0])) if sourced.size > 1 or is_pruned else None
 
 
 def _try_sources(
@@ -274,7 +276,9 @@ def _try_sources(
         if plan.source is None and source is not None and plan.sourced.any()
     ]
     wanted = [(source, plan.shape, plan.dtype) for plan, source in tried]
-    for (plan, source), bits in zip(tried, regenerate(wanted, base), strict=True):
+    for (plan, source), bits in zip(tried, guess(wanted, base), strict=True):
+        if bits is None:
+            continue
         sourced = plan.sourced
         if decay_scale is not None and plan.entry is not None:
             bits = scaled(bits, plan.dtype, decay_scale)
@@ -317,15 +321,42 @@ def _check_explained(plans: Sequence[_Plan], include_frozen: bool) -> None:
         )
 
 
+def _check_loads_again(model: keras.Model, header: Header) -> None:
+    """Builds the model once from its configuration: a file that cannot be loaded is a loss.
+
+    Raises:
+        ValueError: if what comes out has other variables.
+    """
+    random_state = random.getstate()  # Keras draws default seeds from it
+    try:
+        check_variables(header, variables_of(build_model(header.model, compile=True)))
+    except FreezeFileError as error:
+        raise ValueError(
+            "Keras does not build this model again from its configuration, so that a file of it "
+            "could not be loaded. Usual reasons are classes and functions that are not registered "
+            "(keras.saving.register_keras_serializable), layers that two submodels share, and a "
+            f"change of `trainable` or a `quantize` since `freeze`. {error}"
+        ) from error
+    finally:
+        random.setstate(random_state)
+
+
 def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:
     slots = [Slot(path_of(v), tuple(v.shape), dtype_of(v)) for v in optimizer_variables(model)]
     return OptimizerState(state.compact, state.found, tuple(slots)) if slots else None
 
 
-def _check_arguments(model: Any, values: Any, include_optimizer: Any, include_frozen: Any) -> None:
+def _check_arguments(
+    model: Any, path: Any, values: Any, include_optimizer: Any, include_frozen: Any
+) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
-    if values not in _VALUES:
+    check_path(path)
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise FileNotFoundError(f"Argument `path` names no folder that exists: {path!r}")
+    if os.path.isdir(os.path.abspath(path)):
+        raise IsADirectoryError(f"Argument `path` must name a file. Received: the folder {path!r}")
+    if not isinstance(values, str) or values not in _VALUES:
         raise ValueError(
             f"Argument `values` must be one of {', '.join(map(repr, _VALUES))}. "
             f"Received: values={values!r}"

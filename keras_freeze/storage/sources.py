@@ -19,7 +19,7 @@ Wanted = tuple[Source, tuple[int, ...], str]
 
 def source_of(layer: Any, attribute: str) -> Source | None:
     """The source that a layer's initializer is, if it gives the same values again; else None."""
-    initializer = getattr(layer, attribute)
+    initializer: Any = getattr(layer, attribute, None)
     for name, distribution in initializers.DISTRIBUTIONS.items():
         if type(initializer) is distribution:
             return Source(SEED, name, initializer.seed, initializer.stream)
@@ -71,6 +71,19 @@ def regenerate(wanted: Sequence[Wanted], base: Sequence[Any] | None = None) -> l
     """
     with ThreadPoolExecutor() as executor:
         return list(executor.map(lambda one: _regenerate(one[0], one[1], one[2], base), wanted))
+
+
+def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarray | None]:
+    """As `regenerate`, with None for a source that gives no such values."""
+
+    def attempt(one: Wanted) -> np.ndarray | None:
+        try:
+            return _regenerate(one[0], one[1], one[2], base)
+        except FreezeFileError:
+            return None
+
+    with ThreadPoolExecutor() as executor:
+        return list(executor.map(attempt, wanted))
 
 
 def scaled(bits: np.ndarray, dtype: str, factor: float) -> np.ndarray:
