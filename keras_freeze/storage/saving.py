@@ -1,6 +1,7 @@
 """Save a network as a seed, a mask and a few values."""
 
 import difflib
+import functools
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -162,12 +163,16 @@ class _Plan:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.variable.shape)
 
-    @property
+    @functools.cached_property
     def sourced(self) -> np.ndarray:
         """Which values a source would have to give: all, or all that are frozen."""
         if self.entry is None:
             return np.ones(self.bits.size, bool)
         return ~self.entry.trained.reshape(-1)
+
+    def equals(self, bits: Any) -> bool:
+        """Whether the values that a source would have to give are these."""
+        return bool(((self.bits == bits) | ~self.sourced).all())
 
     @property
     def _is_stored(self) -> np.ndarray:
@@ -252,11 +257,13 @@ def _find_sources(
     ]
     _try_sources(plans, from_base, decay_scale, base)
     for plan in plans:
-        values = plan.bits[plan.sourced]
+        if plan.source is not None or not plan.sourced.any():
+            continue
+        first = plan.bits[plan.sourced.argmax()]
         # One value alone is shorter as it is, unless a mask has it: then it may be a pruned weight.
-        is_worth_it = values.size > 1 or (plan.entry is not None and not values.any())
-        if plan.source is None and values.size and is_worth_it and (values == values[0]).all():
-            plan.source = Source(CONSTANT, pattern=int(values[0]))
+        is_worth_it = np.count_nonzero(plan.sourced) > 1 or (plan.entry is not None and first == 0)
+        if is_worth_it and plan.equals(first):
+            plan.source = Source(CONSTANT, pattern=int(first))
     seeded = []
     for plan in plans:
         layer, attribute = layer_initializers.get(id(plan.variable), (None, ""))
@@ -286,7 +293,7 @@ def _try_sources(
             if np.allclose(drifted, from_bits(bits, plan.dtype)[sourced], _DRIFT, _TINY):
                 plan.is_settled = not np.array_equal(plan.bits[sourced], bits[sourced])
                 plan.bits = np.where(sourced, bits, plan.bits)
-        if np.array_equal(plan.bits[sourced], bits[sourced]):
+        if plan.equals(bits):
             plan.source = source
 
 
