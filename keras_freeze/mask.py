@@ -27,7 +27,6 @@ _RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
 
 _MAGIC = b"keras_freeze mask "
 _VERSION = b"1\n"
-_FREEZE_FILE = b"\x89FREEZE\n"  # how a `.freeze` file begins
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -504,14 +503,14 @@ class FreezeMask:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is no mask, of another version, cut short or damaged.
         """
-        with open(path, "rb") as file:
-            start = file.read(len(_MAGIC))
-            if start.startswith(_FREEZE_FILE):
-                # The room of these files is below this one, which needs it for this alone.
-                from keras_freeze.storage.loading import read_mask
+        # The room of these files is below this one, which needs it for this alone.
+        from keras_freeze.storage.container import is_container
+        from keras_freeze.storage.loading import read_mask
 
-                return read_mask(path)
-            if start != _MAGIC:
+        if is_container(path):
+            return read_mask(path)
+        with open(path, "rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
                 raise ValueError(f"The file is not a saved FreezeMask. Received: path={path!s}")
             version = file.read(len(_VERSION))
             if version != _VERSION:

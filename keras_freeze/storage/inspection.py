@@ -1,7 +1,7 @@
 """What is in a `.freeze` file, without building its model."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +101,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         container = read_container(path)
         header = Header.from_json(container.header)
         mask = mask_of(header, container)
-    rows = tuple(_row(record, mask) for record in header.records)
+    counts = _trained_counts(header, mask)
     config = header.model.get("config")
     name = config.get("name") if isinstance(config, Mapping) else None
     return Inspection(
@@ -109,9 +109,9 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         num_bytes=container.num_bytes,
         model=str(name or header.model.get("class_name")),
         versions=header.versions,
-        rows=rows,
+        rows=tuple(_row(*pair) for pair in zip(header.records, counts, strict=True)),
         freeze_rate=None if mask is None else mask.freeze_rate,
-        real_freeze_rate=None if mask is None else _real_freeze_rate(header, mask),
+        real_freeze_rate=None if mask is None else _real_freeze_rate(header, counts),
         dense_bytes=sum(r.size * WIDTHS[r.dtype] for r in header.records),
         base=header.base,
         has_optimizer=header.optimizer is not None,
@@ -119,22 +119,16 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     )
 
 
-def _row(record: Record, mask: FreezeMask | None) -> Row:
-    return Row(
-        record.path,
-        record.shape,
-        record.dtype,
-        record.num_stored(_num_trained(record, mask)),
-        _describe(record),
-    )
+def _row(record: Record, num_trained: int) -> Row:
+    num_stored = record.num_stored(num_trained)
+    return Row(record.path, record.shape, record.dtype, num_stored, _describe(record))
 
 
-def _num_trained(record: Record, mask: FreezeMask | None) -> int:
-    """How many entries of a variable its mask trains; 0 if it has none."""
-    if mask is None or record.entry is None:
-        return 0
-    position = record.entry.position
-    return next(int(np.count_nonzero(e.trained)) for e in mask.entries if e.position == position)
+def _trained_counts(header: Header, mask: FreezeMask | None) -> list[int]:
+    """How many entries of each variable its mask trains; 0 if it has none."""
+    entries = () if mask is None else mask.entries
+    by_position = {entry.position: int(np.count_nonzero(entry.trained)) for entry in entries}
+    return [0 if r.entry is None else by_position[r.entry.position] for r in header.records]
 
 
 def _describe(record: Record) -> str:
@@ -160,12 +154,11 @@ def _constant(pattern: int, dtype: str) -> str:
     return f"constant {from_bits(bits, dtype)[0]}"
 
 
-def _real_freeze_rate(header: Header, mask: FreezeMask) -> float:
-    parameters = [record for record in header.records if record.trainable]
-    total = sum(record.size for record in parameters)
+def _real_freeze_rate(header: Header, counts: Sequence[int]) -> float:
+    total = sum(record.size for record in header.records if record.trainable)
     frozen = sum(
-        record.size - _num_trained(record, mask)
-        for record in parameters
-        if record.entry is not None
+        record.size - num_trained
+        for record, num_trained in zip(header.records, counts, strict=True)
+        if record.trainable and record.entry is not None
     )
     return frozen / total if total else 0.0
