@@ -1,6 +1,7 @@
 """Training as in the paper: its hyperparameters, its methods by name, and one call for it all."""
 
 import csv
+import functools
 import itertools
 import json
 import math
@@ -10,7 +11,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,10 +21,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_freeze import backend, datasets, models
+from keras_freeze import backend, datasets, initializers, models
 from keras_freeze._version import __version__
 from keras_freeze.files import replacing
-from keras_freeze.freezing import freeze
+from keras_freeze.freezing import freeze, reinitialize
 from keras_freeze.mask import check_freeze_rate
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.report import Report, report
@@ -37,6 +38,9 @@ _SMALL_NETWORK = 1_000_000
 _STEPS_PER_EXECUTION = 100
 
 _EVALUATION_BATCH = 500
+
+# Far from the seeds that people number their runs with.
+_OTHER_SEED = 2**31
 
 
 class Method(NamedTuple):
@@ -59,6 +63,7 @@ METHODS: Mapping[str, Method] = {
     "freezenet-wd": Method("snip", "decay"),
     "snip": Method("snip", "zero"),
     "random": Method("random", "keep"),
+    "grasp": Method("grasp", "zero"),
 }
 """The paper's methods by name."""
 
@@ -143,9 +148,11 @@ def recipe_for(
     *,
     epochs: int | None = None,
     learning_rate: float | None = None,
+    l2: float | None = None,
+    initializer: str | None = None,
     validation_fraction: float | None = None,
 ) -> Recipe:
-    """The paper's hyperparameters for a data set, or the same in fewer epochs.
+    """The paper's hyperparameters for a data set, or the same with some of them replaced.
 
     They are those of the supplement, "Training Hyperparameters" and "Tiny ImageNet Experiment".
     "mnist_5k" has a recipe of its own, made from MNIST's, that takes about a minute.
@@ -155,6 +162,8 @@ def recipe_for(
         epochs: shortens the schedule in proportion: 25 epochs instead of MNIST's 250 divide the
             rate by ten every 2,500 steps instead of every 25,000. None: the full schedule.
         learning_rate: the rate of the first steps. None: the recipe's.
+        l2: the coefficient of the coupled weight decay. None: the recipe's.
+        initializer: the name of the kernels' initialiser. None: the recipe's.
         validation_fraction: the share of the training set held out. None: the recipe's.
 
     Returns:
@@ -168,7 +177,7 @@ def recipe_for(
         >>> recipe_for("mnist", epochs=25).drop_every
         2500
     """
-    recipe = _look_up("dataset", dataset, _RECIPES)
+    recipe = check_choice("dataset", dataset, _RECIPES)
     if epochs is not None:
         if isinstance(epochs, bool) or not isinstance(epochs, Integral):
             raise TypeError(f"epochs must be an integer. Received: epochs={epochs!r}")
@@ -182,6 +191,14 @@ def recipe_for(
                 f"learning_rate must be finite and above 0. Received: learning_rate={rate}"
             )
         recipe = replace(recipe, learning_rate=rate)
+    if l2 is not None:
+        decay = _check_real("l2", l2)
+        if not 0 <= decay < math.inf:
+            raise ValueError(f"l2 must be finite and at least 0. Received: l2={decay}")
+        recipe = replace(recipe, l2=decay)
+    if initializer is not None:
+        check_choice("initializer", initializer, initializers.DISTRIBUTIONS)
+        recipe = replace(recipe, initializer=initializer)
     if validation_fraction is not None:
         fraction = _check_real("validation_fraction", validation_fraction)
         if not 0 < fraction < 1:
@@ -203,8 +220,10 @@ class TrainingResult:
         freeze_rate: the freezing rate q that was asked for; `report` has the exact one.
         seed: of the weights, the validation split, the order of the data and the mask.
         recipe: the hyperparameters.
+        reinitializer: name of the initialiser of algorithm S1, or None.
         report: counts, freezing rates and sizes.
-        history: "loss", "accuracy", "val_loss" and "val_accuracy" after each epoch.
+        history: "loss", "accuracy", "val_loss" and "val_accuracy" after each epoch, and what
+            callbacks logged.
         best_epoch: the epoch with the best validation accuracy, from 1; the first of several. 0 if
             no epoch had a finite validation loss: the weights are then those of the start.
         validation_accuracy, validation_loss: of that epoch; None if it is 0.
@@ -224,6 +243,7 @@ class TrainingResult:
     freeze_rate: float
     seed: int
     recipe: Recipe
+    reinitializer: str | None
     report: Report
     history: dict[str, list[float]]
     best_epoch: int
@@ -243,7 +263,7 @@ class TrainingResult:
         values["model"] = values.pop("model_name")
         values["recipe"] = asdict(self.recipe)
         values["report"] = self.report.to_dict()
-        return _jsonable(values)
+        return jsonable(values)
 
     def summary(self) -> str:
         """The accuracies and how they came about, in a line or two."""
@@ -293,8 +313,13 @@ def train(
     epochs: int | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
+    l2: float | None = None,
+    initializer: str | None = None,
+    reinitializer: str | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     validation_fraction: float | None = None,
+    steps_per_epoch: int | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: bool = True,
 ) -> TrainingResult:
     """Trains one of the paper's networks by one of its methods, and tests it once.
@@ -315,8 +340,15 @@ def train(
         seed: of the weights, the validation split, the order of the data, the augmentation and the
             mask; an integer in [0, 2**32).
         learning_rate: the rate of the first steps, instead of the recipe's.
+        l2: coefficient of the coupled weight decay, instead of the recipe's.
+        initializer: name of the kernels' initialiser, instead of the recipe's.
+        reinitializer: name of an initialiser from which all weights are drawn anew, with another
+            seed, once the mask is found (algorithm S1). None: they stay.
         data_dir: where TFDS keeps prepared data sets; None for its default.
         validation_fraction: share of the training set for validation, instead of the recipe's.
+        steps_per_epoch: trains and validates with the first so many batches of each pass only, for
+            a quick look. None: the whole pass.
+        callbacks: more Keras callbacks for `fit`; what they log joins the history.
         verbose: whether to show progress on standard error.
 
     Returns:
@@ -336,62 +368,101 @@ def train(
     result.test_accuracy, result.best_epoch
     ```
     """
+    setup = prepare(
+        dataset,
+        model,
+        method,
+        freeze_rate,
+        criterion=criterion,
+        epochs=epochs,
+        seed=seed,
+        learning_rate=learning_rate,
+        l2=l2,
+        initializer=initializer,
+        reinitializer=reinitializer,
+        data_dir=data_dir,
+        validation_fraction=validation_fraction,
+        steps_per_epoch=steps_per_epoch,
+    )
+    return setup.fit(callbacks, verbose=verbose)
+
+
+def prepare(
+    dataset: str,
+    model: str,
+    method: str,
+    freeze_rate: float,
+    *,
+    criterion: str | Criterion | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    l2: float | None = None,
+    initializer: str | None = None,
+    reinitializer: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    validation_fraction: float | None = None,
+    steps_per_epoch: int | None = None,
+) -> "Setup":
+    """Builds, compiles and freezes a network and loads its data: all of `train` but the training.
+
+    Takes `train`'s arguments and raises its errors.
+
+    Returns:
+        A `Setup`, whose `fit` trains.
+
+    Example:
+
+    ```python
+    setup = prepare("mnist_5k", "lenet_300_100", "freezenet", 0.99)
+    report(setup.network), setup.fit().test_accuracy
+    ```
+    """
     recipe = recipe_for(
         dataset,
         epochs=epochs,
         learning_rate=learning_rate,
+        l2=l2,
+        initializer=initializer,
         validation_fraction=validation_fraction,
     )
-    build = _look_up("model", model, models.MODELS)
-    chosen = _look_up("method", method, METHODS)
+    build = check_choice("model", model, models.MODELS)
+    chosen = check_choice("method", method, METHODS)
     rate = check_freeze_rate(freeze_rate)
     if chosen.freeze_rate is not None:
         rate = chosen.freeze_rate
     criterion = check_criterion(chosen.criterion if criterion is None else criterion)
+    if reinitializer is not None:
+        check_choice("reinitializer", reinitializer, initializers.DISTRIBUTIONS)
+    _check_steps(steps_per_epoch)
     facts = datasets.info(dataset)
     network = build(facts.num_classes, facts.image_shape, initializer=recipe.initializer, seed=seed)
-
     source: dict[str, Any] = {
         "seed": seed,
         "data_dir": data_dir,
         "validation_fraction": recipe.validation_fraction,
     }
-    batches = _training_batches(dataset, recipe.batch_size, source)
+    batches = _training_batches(dataset, recipe.batch_size, source, steps_per_epoch)
     validation, test = (
         datasets.load(dataset, split=split, batch_size=_EVALUATION_BATCH, **source)
         for split in ("validation", "test")
     )
-    training = batches()
-    steps_per_epoch = len(training)
+    if steps_per_epoch is not None:
+        validation, test = validation.take(steps_per_epoch), test.take(steps_per_epoch)
+    steps = len(batches())
     optimizer = FreezeOptimizer(
-        keras.optimizers.SGD(recipe.schedule(steps_per_epoch), momentum=recipe.momentum),
+        keras.optimizers.SGD(recipe.schedule(steps), momentum=recipe.momentum),
         freeze_rate=rate,
         criterion=criterion,
         frozen_weights=chosen.frozen_weights,
         l2=recipe.l2,
         seed=seed,
     )
-    _compile(network, optimizer, steps_per_epoch)
+    _compile(network, optimizer, steps)
     freeze(network, batches())
-    best = _KeepBest()
-    divergence = _StopWhenNotFinite()
-    progress = [_Progress(recipe.epochs, steps_per_epoch, best)] if verbose else []
-    start = time.perf_counter()
-    recorded = network.fit(
-        training,
-        validation_data=validation,
-        epochs=recipe.epochs,
-        shuffle=False,
-        verbose=0,
-        callbacks=[best, divergence, *progress],
-    ).history
-    seconds = time.perf_counter() - start
-    history = {name: recorded[name] for name in ("loss", "accuracy", "val_loss", "val_accuracy")}
-    tested = network.evaluate(test, return_dict=True, verbose=0)
-    of_best = {
-        name: values[best.epoch - 1] if best.epoch else None for name, values in history.items()
-    }
-    result = TrainingResult(
+    if reinitializer is not None:
+        reinitialize(network, reinitializer, seed=(int(seed) + _OTHER_SEED) % 2**32)
+    return Setup(
         dataset=dataset,
         model_name=model,
         method=method,
@@ -400,31 +471,110 @@ def train(
         freeze_rate=rate,
         seed=int(seed),
         recipe=recipe,
-        report=report(network),
-        history=history,
-        best_epoch=best.epoch,
-        validation_accuracy=of_best["val_accuracy"],
-        validation_loss=of_best["val_loss"],
-        test_accuracy=tested["accuracy"],
-        test_loss=tested["loss"],
-        diverged_epoch=divergence.epoch,
-        seconds=seconds,
-        versions=_versions(),
-        model=network,
+        reinitializer=reinitializer,
+        network=network,
+        batches=batches,
+        steps_per_epoch=steps,
+        validation=validation,
+        test=test,
     )
-    if result.diverged_epoch is not None:
-        warnings.warn(result.summary(), RuntimeWarning, stacklevel=2)
-    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A network that is compiled and frozen, and the data to train it with.
+
+    Attributes:
+        dataset, model_name, method, criterion, frozen_weights, freeze_rate, seed, recipe,
+            reinitializer: as in `TrainingResult`.
+        network: the network.
+        batches: a function whose every call gives the training batches, from the first pass on.
+        steps_per_epoch: how many batches a pass has.
+        validation, test: batches of these splits.
+    """
+
+    dataset: str
+    model_name: str
+    method: str
+    criterion: str
+    frozen_weights: str
+    freeze_rate: float
+    seed: int
+    recipe: Recipe
+    reinitializer: str | None
+    network: keras.Model
+    batches: Callable[[], tf.data.Dataset]
+    steps_per_epoch: int
+    validation: tf.data.Dataset
+    test: tf.data.Dataset
+
+    def fit(
+        self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
+    ) -> TrainingResult:
+        """Trains the network, puts back its best weights and tests them once; see `train`."""
+        best = _KeepBest()
+        divergence = _StopWhenNotFinite()
+        progress = [_Progress(self.recipe.epochs, self.steps_per_epoch, best)] if verbose else []
+        start = time.perf_counter()
+        history = self.network.fit(
+            self.batches(),
+            validation_data=self.validation,
+            epochs=self.recipe.epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[*callbacks, best, divergence, *progress],
+        ).history
+        seconds = time.perf_counter() - start
+        tested = self.network.evaluate(self.test, return_dict=True, verbose=0)
+        of_best = {
+            name: values[best.epoch - 1] if best.epoch else None for name, values in history.items()
+        }
+        result = TrainingResult(
+            dataset=self.dataset,
+            model_name=self.model_name,
+            method=self.method,
+            criterion=self.criterion,
+            frozen_weights=self.frozen_weights,
+            freeze_rate=self.freeze_rate,
+            seed=self.seed,
+            recipe=self.recipe,
+            reinitializer=self.reinitializer,
+            report=report(self.network),
+            history=history,
+            best_epoch=best.epoch,
+            validation_accuracy=of_best["val_accuracy"],
+            validation_loss=of_best["val_loss"],
+            test_accuracy=tested["accuracy"],
+            test_loss=tested["loss"],
+            diverged_epoch=divergence.epoch,
+            seconds=seconds,
+            versions=_versions(),
+            model=self.network,
+        )
+        if result.diverged_epoch is not None:
+            warnings.warn(result.summary(), RuntimeWarning, stacklevel=2)
+        return result
+
+
+def _check_steps(steps: Any) -> None:
+    if steps is None:
+        return
+    if isinstance(steps, bool) or not isinstance(steps, Integral):
+        raise TypeError(f"steps_per_epoch must be an integer. Received: steps_per_epoch={steps!r}")
+    if steps < 1:
+        raise ValueError(f"steps_per_epoch must be at least 1. Received: steps_per_epoch={steps!r}")
 
 
 def _training_batches(
-    dataset: str, batch_size: int, source: dict[str, Any]
+    dataset: str, batch_size: int, source: dict[str, Any], steps: int | None
 ) -> Callable[[], tf.data.Dataset]:
     """A function whose every call gives the same batches, from the first epoch on."""
     if datasets.info(dataset).augment:
-        return lambda: datasets.load(dataset, batch_size=batch_size, **source)
-    images, labels = (tf.constant(array) for array in datasets.load_arrays(dataset, **source))
-    return lambda: _batches_in_memory(images, labels, batch_size, source["seed"])
+        make = functools.partial(datasets.load, dataset, batch_size=batch_size, **source)
+    else:
+        images, labels = (tf.constant(array) for array in datasets.load_arrays(dataset, **source))
+        make = functools.partial(_batches_in_memory, images, labels, batch_size, source["seed"])
+    return make if steps is None else lambda: make().take(steps)
 
 
 def _batches_in_memory(
@@ -569,7 +719,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _look_up(kind: str, name: Any, table: Mapping[str, T]) -> T:
+def check_choice(kind: str, name: Any, table: Mapping[str, T]) -> T:
     if not isinstance(name, str) or name not in table:
         raise ValueError(
             f"{kind} must be one of {', '.join(map(repr, table))}. Received: {kind}={name!r}"
@@ -587,11 +737,11 @@ def _check_real(name: str, value: Any) -> float:
     return float(value)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _jsonable(item) for key, item in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return value

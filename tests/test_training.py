@@ -98,6 +98,7 @@ def test_methods_are_the_papers():
         "baseline": ("snip", "keep", 0.0),
         "freezenet": ("snip", "keep", None),
         "freezenet-wd": ("snip", "decay", None),
+        "grasp": ("grasp", "zero", None),
         "snip": ("snip", "zero", None),
         "random": ("random", "keep", None),
     }

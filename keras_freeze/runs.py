@@ -1,0 +1,222 @@
+"""One measurement of an experiment as data: its settings, and the line of results it leaves."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import keras
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+from keras_freeze.training import METHODS, check_choice, jsonable, recipe_for, train
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of one run; equal settings are the same run, wherever it is repeated.
+
+    What is None when a Run is made takes its value from the data set's recipe at once, so that a
+    Run says everything that its outcome depends on. Its other errors appear when it is executed.
+
+    Attributes:
+        dataset, model, method, freeze_rate, seed: as `keras_freeze.training.train` takes them.
+        measure: what is measured, a name of `MEASURES`.
+        epochs, learning_rate, l2, initializer, validation_fraction: as `train` takes them.
+        reinitializer: name of the initialiser of algorithm S1; None for the ordinary algorithm.
+        steps_per_epoch: how many batches of each pass are used; None for all.
+
+    Raises:
+        ValueError, TypeError: for unknown names and numbers out of range.
+
+    Example:
+        >>> Run("mnist", "lenet_5_caffe", "freezenet", 0.99, seed=0).epochs
+        250
+    """
+
+    dataset: str
+    model: str
+    method: str
+    freeze_rate: float
+    seed: int
+    measure: str = "training"
+    epochs: int | None = None
+    learning_rate: float | None = None
+    l2: float | None = None
+    initializer: str | None = None
+    reinitializer: str | None = None
+    validation_fraction: float | None = None
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("measure", self.measure, MEASURES)
+        only_rate = check_choice("method", self.method, METHODS).freeze_rate
+        recipe = recipe_for(
+            self.dataset,
+            **{name: getattr(self, name) for name in _OF_RECIPE},
+        )
+        for name in _OF_RECIPE:
+            object.__setattr__(self, name, getattr(recipe, name))
+        rate = self.freeze_rate if only_rate is None else only_rate
+        object.__setattr__(self, "freeze_rate", float(rate))
+
+    @property
+    def label(self) -> str:
+        """The settings in a few words, which differ between any two runs."""
+        usual = recipe_for(self.dataset)
+        parts = [f"{self.model} on {self.dataset}", self.method, f"q = {self.freeze_rate:g}"]
+        parts += [
+            f"{name.replace('_', ' ')} {_short(getattr(self, name))}"
+            for name in _OF_RECIPE
+            if getattr(self, name) != getattr(usual, name)
+        ]
+        if self.reinitializer is not None:
+            parts.append(f"reinitialised by {self.reinitializer}")
+        if self.steps_per_epoch is not None:
+            parts.append(f"{self.steps_per_epoch} steps an epoch")
+        if self.measure != "training":
+            parts.append(self.measure.replace("_", " "))
+        return ", ".join([*parts, f"seed {self.seed}"])
+
+    def execute(
+        self,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        verbose: bool = True,
+    ) -> dict[str, Any]:
+        """Trains or measures, and returns the record for `Results.append`.
+
+        Args:
+            data_dir: where TFDS keeps prepared data sets; None for its default.
+            callbacks: more Keras callbacks, where the run trains.
+            verbose: whether to show progress on standard error.
+
+        Returns:
+            A dictionary for JSON: "run" (the settings), "finished" (when) and "result".
+        """
+        result = MEASURES[self.measure](
+            self, data_dir=data_dir, callbacks=callbacks, verbose=verbose
+        )
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        return {"run": asdict(self), "finished": finished, "result": jsonable(result)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Run":
+        """The run of a record; settings that older versions did not know have their defaults."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in record["run"].items() if name in known})
+
+
+_OF_RECIPE = ("epochs", "learning_rate", "l2", "initializer", "validation_fraction")
+
+
+def _measure_training(run: Run, **how: Any) -> dict[str, Any]:
+    return train(
+        run.dataset,
+        run.model,
+        run.method,
+        run.freeze_rate,
+        seed=run.seed,
+        reinitializer=run.reinitializer,
+        steps_per_epoch=run.steps_per_epoch,
+        **{name: getattr(run, name) for name in _OF_RECIPE},
+        **how,
+    ).to_dict()
+
+
+MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {"training": _measure_training}
+"""What a run can measure, by name."""
+
+
+class Results:
+    """Records of runs in a file, one JSON object a line, which only ever grows.
+
+    Several processes may append to one file at a time. A process that is killed while it writes
+    leaves at most one broken line, which counts for nothing and hurts no other.
+
+    Args:
+        path: of the file; it and its folder are made when something is first appended.
+
+    Example:
+
+    ```python
+    results = Results("runs/results.jsonl")
+    run = Run("mnist_5k", "lenet_300_100", "freezenet", 0.99, seed=0)
+    if run not in results:
+        results.append(run.execute())
+    results[run]["result"]["test_accuracy"]
+    ```
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._position = 0
+        self._records: dict[Run, dict[str, Any]] = {}
+
+    def __contains__(self, run: Run) -> bool:
+        self._read()
+        return run in self._records
+
+    def __getitem__(self, run: Run) -> dict[str, Any]:
+        self._read()
+        return self._records[run]
+
+    def __len__(self) -> int:
+        self._read()
+        return len(self._records)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds what `Run.execute` returned, safely on disk when this returns."""
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+") as file:
+            _lock(file)
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> None:
+        """Reads the lines that were added, by whatever process, since the last time."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written, or cut off
+                self._position += len(line)
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            run = Run.from_record(record)
+        except (ValueError, TypeError, KeyError) as error:
+            warnings.warn(
+                f"{self.path}: a line was left out, since it is no record of a run: {error}",
+                stacklevel=4,
+            )
+            return
+        self._records[run] = record
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Keeps other processes from appending until the file is closed, where the system can."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
