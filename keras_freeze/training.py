@@ -27,6 +27,7 @@ from keras_freeze.files import replacing
 from keras_freeze.freezing import freeze, reinitialize
 from keras_freeze.mask import check_freeze_rate
 from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.pruning import PruningCheck, check_pruning
 from keras_freeze.report import Report, report
 from keras_freeze.saliency import Criterion, check_criterion
 
@@ -228,6 +229,8 @@ class TrainingResult:
             no epoch had a finite validation loss: the weights are then those of the start.
         validation_accuracy, validation_loss: of that epoch; None if it is 0.
         test_accuracy, test_loss: of its weights on the test set, which decided nothing.
+        pruning: for FreezeNet-WD, the test set's metrics before and after its frozen weights are
+            set to zero, and the largest of these; None for other methods.
         diverged_epoch: the epoch whose loss was no longer finite, after which training stopped;
             None if all went well.
         seconds: wall time of the epochs, validation included.
@@ -251,6 +254,7 @@ class TrainingResult:
     validation_loss: float | None
     test_accuracy: float
     test_loss: float
+    pruning: PruningCheck | None
     diverged_epoch: int | None
     seconds: float
     versions: dict[str, str]
@@ -263,6 +267,7 @@ class TrainingResult:
         values["model"] = values.pop("model_name")
         values["recipe"] = asdict(self.recipe)
         values["report"] = self.report.to_dict()
+        values["pruning"] = None if self.pruning is None else asdict(self.pruning)
         return jsonable(values)
 
     def summary(self) -> str:
@@ -280,6 +285,11 @@ class TrainingResult:
             lines.append(
                 f"Training stopped in epoch {self.diverged_epoch}: the loss was no longer finite. "
                 f"A lower learning rate than {self.recipe.learning_rate:g} may help."
+            )
+        if self.pruning is not None:
+            lines.append(
+                f"With the frozen weights set to zero, of which the largest is "
+                f"{self.pruning.largest_frozen_weight:.2g}: {self.pruning.after['accuracy']:.2%}"
             )
         return "\n".join(lines)
 
@@ -525,6 +535,7 @@ class Setup:
             callbacks=[*callbacks, best, divergence, *progress],
         ).history
         seconds = time.perf_counter() - start
+        decays = self.frozen_weights == "decay"
         tested = self.network.evaluate(self.test, return_dict=True, verbose=0)
         of_best = {
             name: values[best.epoch - 1] if best.epoch else None for name, values in history.items()
@@ -546,6 +557,7 @@ class Setup:
             validation_loss=of_best["val_loss"],
             test_accuracy=tested["accuracy"],
             test_loss=tested["loss"],
+            pruning=check_pruning(self.network, self.test) if decays else None,
             diverged_epoch=divergence.epoch,
             seconds=seconds,
             versions=_versions(),

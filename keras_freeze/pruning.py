@@ -1,0 +1,101 @@
+"""Whether a network's frozen weights can be pruned: what it is like with and without them."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze.freezing import freeze_optimizer_of, prune
+from keras_freeze.loss import state_kept
+
+
+@dataclass(frozen=True)
+class PruningCheck:
+    """What pruning the frozen weights takes away, and what it does to the metrics.
+
+    Attributes:
+        largest_frozen_weight: the largest magnitude of a frozen weight; 0.0 if none is frozen.
+        before, after: the metrics by name, with the frozen weights as they are and set to zero.
+    """
+
+    largest_frozen_weight: float
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """`after` minus `before` for each metric: how much of it is safe is for you to say."""
+        return {name: self.after[name] - value for name, value in self.before.items()}
+
+
+def check_pruning(
+    model: keras.Model, x: Any, y: Any = None, *, batch_size: int | None = None
+) -> PruningCheck:
+    """Compares a frozen network with itself pruned, to tell whether `prune` is safe.
+
+    FreezeNet-WD shrinks the frozen weights in every step, so that after enough of them they can be
+    set to zero (section 3.4). This is only a look: the model is left as it was, bit for bit, its
+    optimizer and metrics included. `keras_freeze.prune` then does it.
+
+    Args:
+        model: a compiled model that is frozen, with any `frozen_weights`.
+        x, y, batch_size: data, as `model.evaluate` takes them; they are gone through twice.
+
+    Returns:
+        The check.
+
+    Raises:
+        ValueError: if the model is not frozen, as `prune`; or if `x` can be gone through only once.
+        TypeError: if `model` is not a `keras.Model`.
+
+    Example:
+
+    ```python
+    check = keras_freeze.check_pruning(model, x_test, y_test)
+    if abs(check.changes["accuracy"]) <= 0.001:
+        keras_freeze.prune(model)
+    ```
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+    if isinstance(x, Iterator):
+        raise ValueError(
+            "Argument `x` must be arrays, a dataset, or something else that can be gone through "
+            f"twice. Received: an iterator, x={x!r}"
+        )
+    arguments = {"batch_size": batch_size, "verbose": 0, "return_dict": True}
+    with _left_as_it_was(model):
+        weights = [backend.to_numpy(v) for v in model.variables]
+        prune(model)
+        largest = max(map(_largest_change, model.variables, weights))
+        after = model.evaluate(x, y, **arguments)
+    with _left_as_it_was(model):
+        before = model.evaluate(x, y, **arguments)
+    return PruningCheck(largest, before, after)
+
+
+def _largest_change(variable: Any, before: np.ndarray) -> float:
+    """Of a variable that has been pruned, the largest magnitude that was set to zero."""
+    changed = backend.to_numpy(variable) != before
+    return float(np.abs(before[changed]).max(initial=0))
+
+
+@contextlib.contextmanager
+def _left_as_it_was(model: keras.Model) -> Iterator[None]:
+    """Puts weights, optimizer, metrics and random states back to what they were."""
+    freeze_optimizer = freeze_optimizer_of(model)
+    variables = [*model.variables]
+    if freeze_optimizer is not None:
+        variables += freeze_optimizer.variables
+    values = [backend.read(v) for v in variables]
+    with state_kept(model):
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            model.reset_metrics()  # those that were made meanwhile; the others are put back
