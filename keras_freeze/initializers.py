@@ -14,8 +14,8 @@ The generator `GENERATOR`, step by step:
    f = (m + 1/2) / 2^52, exactly. The other bits are not used.
 3. A distribution turns f into a magnitude in float64, and the magnitude is multiplied by the sign
    and by a scale that depends on the shape, also in float64:
-   Xavier-normal: Q^-1(f / 2), with Q^-1 the upper-tail quantile of N(0, 1) as defined by
-   `_upper_quantile`; Kaiming-uniform: f; pm_sigma: 1.
+   Xavier-normal and standard normal: Q^-1(f / 2), with Q^-1 the upper-tail quantile of N(0, 1) as
+   defined by `_upper_quantile`; Kaiming-uniform: f; pm_sigma: 1.
 4. The product is rounded to float32.
 
 Anything that changes a bit needs a new generator name.
@@ -184,12 +184,7 @@ class SeededInitializer(keras.initializers.Initializer):
         Raises:
             ValueError: a dimension is unknown or negative, or `dtype` is not floating-point.
         """
-        name = keras.backend.standardize_dtype(dtype)
-        if not keras.backend.is_float_dtype(name):
-            raise ValueError(
-                f"{type(self).__name__} draws real numbers; dtype must be a floating-point dtype "
-                f"such as 'float32'. Received: dtype={dtype!r}"
-            )
+        name = _check_float_dtype(self, dtype)
         if _blank.get():
             return keras.ops.zeros(_check_shape(shape), name)
         return keras.ops.cast(keras.ops.convert_to_tensor(self.values(shape)), name)
@@ -226,7 +221,7 @@ class XavierNormal(SeededInitializer):
     """
 
     def _scale(self, fan_in: int, fan_out: int) -> float:
-        return math.sqrt(2.0 / (fan_in + fan_out))
+        return _xavier_sigma(fan_in, fan_out)
 
     def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
         return _upper_quantile(fractions * 0.5)
@@ -279,18 +274,84 @@ class PlusMinusSigma(SeededInitializer):
     """
 
     def _scale(self, fan_in: int, fan_out: int) -> float:
-        return math.sqrt(2.0 / (fan_in + fan_out))
+        return _xavier_sigma(fan_in, fan_out)
 
     def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
         return np.ones_like(fractions)
+
+
+@keras.saving.register_keras_serializable(package="keras_freeze")
+class StandardNormal(SeededInitializer):
+    """Draw from N(0, 1), whatever the shape.
+
+    It does not scale the variance with the layer: networks that the paper reinitialises from it
+    cannot be trained (supplement, "Reinitialization Tests", figure S3).
+
+    Args:
+        seed: the model's seed, an integer in [0, 2**32).
+        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
+            two weights of the same shape gives both the same values: count `stream` up.
+
+    Raises:
+        TypeError: `seed` or `stream` is not an integer.
+        ValueError: `seed` or `stream` is outside [0, 2**32).
+
+    Example:
+        >>> layer = keras.layers.Dense(100, kernel_initializer=StandardNormal(seed=0, stream=1))
+    """
+
+    def _scale(self, fan_in: int, fan_out: int) -> float:
+        return 1.0
+
+    def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
+        return _upper_quantile(fractions * 0.5)
+
+
+@keras.saving.register_keras_serializable(package="keras_freeze")
+class ConstantSigma(keras.initializers.Initializer):
+    """Give every entry the value +sigma of pm_sigma; sigma^2 = 2 / (fan_in + fan_out).
+
+    It breaks no symmetry: networks that the paper reinitialises from it cannot be trained
+    (supplement, "Reinitialization Tests", figure S3).
+
+    Example:
+        >>> ConstantSigma()((4, 4)).numpy()[0].tolist()
+        [0.5, 0.5, 0.5, 0.5]
+    """
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+        """Make the tensor, the way Keras layers ask for it.
+
+        Args:
+            shape: the weight's dimensions, fully known.
+            dtype: a floating-point dtype; `keras.config.floatx()` by default. The value is that of
+                float32, converted.
+
+        Raises:
+            ValueError: a dimension is unknown or negative, or `dtype` is not floating-point.
+        """
+        name = _check_float_dtype(self, dtype)
+        shape = _check_shape(shape)
+        sigma = np.float32(_xavier_sigma(*compute_fans(shape)) if math.prod(shape) else 0.0)
+        return keras.ops.cast(keras.ops.full(shape, sigma, "float32"), name)
 
 
 DISTRIBUTIONS: dict[str, type[SeededInitializer]] = {
     "xavier_normal": XavierNormal,
     "kaiming_uniform": KaimingUniform,
     "pm_sigma": PlusMinusSigma,
+    "standard_normal": StandardNormal,
 }
-"""The distributions by the names that `get`, the models and the files use."""
+"""What is drawn from a seed, by the names that `.freeze` files use, too."""
+
+CONSTANTS: dict[str, type[keras.initializers.Initializer]] = {
+    "ones": keras.initializers.Ones,
+    "constant_sigma": ConstantSigma,
+}
+"""What needs no seed, by name; a `.freeze` file has the value instead of a name."""
+
+INITIALIZERS: dict[str, type[keras.initializers.Initializer]] = {**DISTRIBUTIONS, **CONSTANTS}
+"""All initialisers by the names that `get`, `keras_freeze.reinitialize` and the models take."""
 
 
 def get(
@@ -299,11 +360,11 @@ def get(
     """Make the initializer of one weight of a model.
 
     Args:
-        identifier: a name in `DISTRIBUTIONS`, or an initializer, which brings its own seed: one of
-            this module gets the stream given here; a random one of Keras with an integer seed gets
-            that seed plus `stream`, so that weights of one shape do not start equal; any other is
-            returned as it is.
-        seed: the model's seed, an integer in [0, 2**32); used with a name only.
+        identifier: a name in `INITIALIZERS`, or an initializer, which brings its own seed: a seeded
+            one of this module gets the stream given here; a random one of Keras with an integer
+            seed gets that seed plus `stream`, so that weights of one shape do not start equal; any
+            other is returned as it is.
+        seed: the model's seed, an integer in [0, 2**32); used with a name in `DISTRIBUTIONS` only.
         stream: which weight of the model this is, an integer in [0, 2**32).
 
     Raises:
@@ -317,15 +378,17 @@ def get(
     """
     seed, stream = _check_uint32("seed", seed), _check_uint32("stream", stream)
     if isinstance(identifier, str):
-        if identifier not in DISTRIBUTIONS:
+        if identifier not in INITIALIZERS:
             raise ValueError(
-                f"Unknown initializer. Use one of {sorted(DISTRIBUTIONS)}, or an instance of "
+                f"Unknown initializer. Use one of {sorted(INITIALIZERS)}, or an instance of "
                 f"keras.initializers.Initializer. Received: initializer={identifier!r}"
             )
+        if identifier in CONSTANTS:
+            return CONSTANTS[identifier]()
         return DISTRIBUTIONS[identifier](seed=seed, stream=stream)
     if not isinstance(identifier, keras.initializers.Initializer):
         raise TypeError(
-            f"The initializer must be one of {sorted(DISTRIBUTIONS)}, or an instance of "
+            f"The initializer must be one of {sorted(INITIALIZERS)}, or an instance of "
             f"keras.initializers.Initializer. Received: initializer={identifier!r}"
         )
     config = identifier.get_config()
@@ -335,6 +398,10 @@ def get(
     if "seed" in config and isinstance(getattr(identifier, "seed", None), int):
         return type(identifier).from_config({**config, "seed": identifier.seed + stream})
     return identifier
+
+
+def _xavier_sigma(fan_in: int, fan_out: int) -> float:
+    return math.sqrt(2.0 / (fan_in + fan_out))
 
 
 def _split(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -379,6 +446,16 @@ def _check_uint32(name: str, value: Any) -> int:
     if not 0 <= number < 2**32:
         raise ValueError(f"{name} must be {accepted}. Received: {name}={value!r}")
     return number
+
+
+def _check_float_dtype(initializer: keras.initializers.Initializer, dtype: Any) -> str:
+    name: str = keras.backend.standardize_dtype(dtype)
+    if not keras.backend.is_float_dtype(name):
+        raise ValueError(
+            f"{type(initializer).__name__} gives real numbers; dtype must be a floating-point "
+            f"dtype such as 'float32'. Received: dtype={dtype!r}"
+        )
+    return name
 
 
 def _check_shape(shape: Any) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def check_pruning(
     """Compares a frozen network with itself pruned, to tell whether `prune` is safe.
 
     FreezeNet-WD shrinks the frozen weights in every step, so that after enough of them they can be
-    set to zero (section 3.4). This is only a look: the model is left as it was, bit for bit, its
+    set to zero (section 4.2). This is only a look: the model is left as it was, bit for bit, its
     optimizer and metrics included. `keras_freeze.prune` then does it.
 
     Args:
@@ -71,17 +71,17 @@ def check_pruning(
     with _left_as_it_was(model):
         weights = [backend.to_numpy(v) for v in model.variables]
         prune(model)
-        largest = max(map(_largest_change, model.variables, weights))
+        pruned = [_largest_pruned(*pair) for pair in zip(weights, model.variables, strict=True)]
         after = model.evaluate(x, y, **arguments)
     with _left_as_it_was(model):
         before = model.evaluate(x, y, **arguments)
-    return PruningCheck(largest, before, after)
+    return PruningCheck(float(np.max(pruned)), before, after)
 
 
-def _largest_change(variable: Any, before: np.ndarray) -> float:
-    """Of a variable that has been pruned, the largest magnitude that was set to zero."""
-    changed = backend.to_numpy(variable) != before
-    return float(np.abs(before[changed]).max(initial=0))
+def _largest_pruned(before: np.ndarray, variable: Any) -> float:
+    """The largest magnitude among the entries of a variable that have become zero."""
+    has_become_zero = (backend.to_numpy(variable) == 0) & (before != 0)
+    return float(np.abs(before[has_become_zero]).max(initial=0))
 
 
 @contextlib.contextmanager

@@ -198,7 +198,7 @@ def recipe_for(
             raise ValueError(f"l2 must be finite and at least 0. Received: l2={decay}")
         recipe = replace(recipe, l2=decay)
     if initializer is not None:
-        check_choice("initializer", initializer, initializers.DISTRIBUTIONS)
+        check_choice("initializer", initializer, initializers.INITIALIZERS)
         recipe = replace(recipe, initializer=initializer)
     if validation_fraction is not None:
         fraction = _check_real("validation_fraction", validation_fraction)
@@ -443,7 +443,7 @@ def prepare(
         rate = chosen.freeze_rate
     criterion = check_criterion(chosen.criterion if criterion is None else criterion)
     if reinitializer is not None:
-        check_choice("reinitializer", reinitializer, initializers.DISTRIBUTIONS)
+        check_choice("reinitializer", reinitializer, initializers.INITIALIZERS)
     _check_steps(steps_per_epoch)
     facts = datasets.info(dataset)
     network = build(facts.num_classes, facts.image_shape, initializer=recipe.initializer, seed=seed)

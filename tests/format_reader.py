@@ -323,15 +323,15 @@ def philox4x64(seed, stream, count):
 def drawn(shape, distribution, seed, stream):
     """The float32 values of a variable that comes from a seed."""
     fan_in, fan_out = fans(shape)
-    if distribution == "kaiming_uniform":
-        scale = math.sqrt(6 / fan_in)
-    else:
-        scale = math.sqrt(2 / (fan_in + fan_out))
-    magnitude = {
-        "xavier_normal": lambda f: upper_quantile(f * 0.5),
-        "kaiming_uniform": lambda f: f,
-        "pm_sigma": lambda f: 1.0,
-    }[distribution]
+    known = {
+        "xavier_normal": (lambda f: upper_quantile(f * 0.5), 2 / (fan_in + fan_out)),
+        "kaiming_uniform": (lambda f: f, 6 / fan_in),
+        "pm_sigma": (lambda f: 1.0, 2 / (fan_in + fan_out)),
+        "standard_normal": (lambda f: upper_quantile(f * 0.5), 1),
+    }
+    _require(distribution in known, f"unknown distribution {distribution}")
+    magnitude, variance = known[distribution]
+    scale = math.sqrt(variance)
     values = []
     for word in philox4x64(seed, stream, math.prod(shape)):
         sign = -1.0 if word >> 63 else 1.0

@@ -133,6 +133,7 @@ def sources(contents):
         ("xavier_normal", "keep"),
         ("kaiming_uniform", "keep"),
         ("pm_sigma", "keep"),
+        ("standard_normal", "keep"),
         ("xavier_normal", "zero"),
         ("xavier_normal", "decay"),
     ],
@@ -145,6 +146,25 @@ def test_variables_after_training_are_read_bit_for_bit(tmp_path, distribution, f
     assert source == expected
     assert ("decay_scale" in contents.header) == (frozen_weights == "decay")
     assert "seed_generator_state" in entries(contents)
+
+
+@pytest.mark.parametrize("frozen_weights", ["keep", "decay"])
+@pytest.mark.parametrize("name", ["ones", "constant_sigma"])
+def test_frozen_weights_that_are_all_equal_are_read_as_a_constant(tmp_path, name, frozen_weights):
+    model = trained(network(), distribution=name, frozen_weights=frozen_weights)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    kind, pattern = entries(contents)["conv2/kernel"]["source"]
+    assert kind == "constant"
+    value = np.array(pattern, "uint32").view("float32")
+    start = 1.0 if name == "ones" else np.float32(np.sqrt(2 / (9 * 16 + 9 * 16)))
+    assert value == start if frozen_weights == "keep" else 0.9 * start < value < start
+    assert "generator" not in contents.header
+
+
+@pytest.mark.parametrize("name", ["standard_normal_2", "ones"])
+def test_an_unknown_distribution_is_refused(name):
+    with pytest.raises(ValueError, match=f"unknown distribution {name}"):
+        format_reader.drawn([2, 3], name, 0, 0)
 
 
 def test_masks_are_read_in_every_mode_and_both_ways_of_reading_flags(tmp_path):

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from keras.src.initializers.random_initializers import compute_fans as keras_fans
 from scipy import special, stats
 
-from keras_freeze import initializers
+from keras_freeze import initializers, reinitialize
 from keras_freeze.initializers import (
     DISTRIBUTIONS,
+    ConstantSigma,
     KaimingUniform,
     PlusMinusSigma,
     XavierNormal,
@@ -58,6 +59,15 @@ GOLDEN = {
         "d5fc12cadac6a151c18795e920bd8c8833d3319eb94dd7eb530fea0bf58b1a44",
         "b71578012da400fc7734cfeef1d46c53a580bad4e5cac71acc38684ea1159ad8",
         "0e66745e2c72baccbf010ec19726c134b0b57d8ec3aca6aba2d6a36932413c65",
+    ],
+    "standard_normal": [
+        "1cd5c48e2eb19b46693137cb291bf3cc754baef0d522f926392c580aaa43b471",
+        "08713a44802adad1a04dd8782b69aa319a030f56af631e90e85bfbc21a9bc054",
+        "ec8324ce919c71b60c4bd6fffe3442f04f2a2b40a4b1b8565dd89eae8327d4b1",
+        "eaed83fba184e01ccbab6b9d7bdf62c25eacc95359e7e84f93cdd5c8708dde90",
+        "31fa3b72632f00fb1ac6c01b8e6229998d3a44233a46b611fec02781ae9556b7",
+        "b684624a02f05c16b043f8d0f160d058929721f2b69c5b8527ab62d337f82221",
+        "0bfccee4480b3bfe09eba05a139e472e270a14e5532b1027f2322239cc43dd66",
     ],
 }
 CASES = [
@@ -109,6 +119,7 @@ def expected_values(name, shape, seed, stream):
             "xavier_normal": lambda f: -special.ndtri(f / 2) * math.sqrt(2 / (fan_in + fan_out)),
             "kaiming_uniform": lambda f: f * math.sqrt(6 / fan_in),
             "pm_sigma": lambda f: math.sqrt(2 / (fan_in + fan_out)),
+            "standard_normal": lambda f: -special.ndtri(f / 2),
         }[name](fraction)
         values.append(sign * magnitude)
     return np.array(values).reshape(shape)
@@ -309,13 +320,15 @@ def test_same_bits_in_a_fresh_process_without_vector_instructions():
 
 def standardized(name, seed=0, shape=(500, 400)):
     """Values divided by the scale their shape asks for."""
-    scale = math.sqrt(6 / shape[0]) if name == "kaiming_uniform" else math.sqrt(2 / sum(shape))
+    xavier = math.sqrt(2 / sum(shape))
+    scale = {"kaiming_uniform": math.sqrt(6 / shape[0]), "standard_normal": 1.0}.get(name, xavier)
     return get(name, seed, 0).values(shape).ravel().astype(np.float64) / scale
 
 
+@pytest.mark.parametrize("name", ["xavier_normal", "standard_normal"])
 @pytest.mark.parametrize("seed", range(5))
-def test_xavier_normal_is_normal(seed):
-    z = standardized("xavier_normal", seed)
+def test_normal_weights_have_the_moments_of_a_normal_variable(seed, name):
+    z = standardized(name, seed)
     assert stats.kstest(z, "norm").pvalue > 1e-3
     n = z.size
     assert abs(z.mean()) < 5 / math.sqrt(n)
@@ -324,8 +337,9 @@ def test_xavier_normal_is_normal(seed):
     assert abs(stats.kurtosis(z)) < 5 * math.sqrt(24 / n)
 
 
-def test_xavier_normal_is_not_truncated():
-    z = np.abs(standardized("xavier_normal"))
+@pytest.mark.parametrize("name", ["xavier_normal", "standard_normal"])
+def test_normal_weights_are_not_truncated(name):
+    z = np.abs(standardized(name))
     for sigmas in (2, 3, 4):
         probability = math.erfc(sigmas / math.sqrt(2))
         expected = z.size * probability
@@ -346,6 +360,27 @@ def test_pm_sigma_is_fair_and_has_one_magnitude(seed):
     np.testing.assert_allclose(np.abs(z), 1, rtol=2**-23)
     assert len(np.unique(z)) == 2
     assert stats.binomtest(int((z > 0).sum()), z.size).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (784, 300), (5, 5, 20, 50), (3, 3, 3, 4, 5)])
+def test_constant_sigma_is_the_standard_deviation_of_xavier_normal(shape):
+    *field, fan_in, fan_out = (1, 1, *shape)[-max(2, len(shape)) :]
+    if len(shape) == 1:
+        fan_in = fan_out
+    sigma = np.float32(math.sqrt(2 / (math.prod(field) * (fan_in + fan_out))))
+    values = ConstantSigma()(shape).numpy()
+    assert values.shape == shape
+    assert values.dtype == np.float32
+    assert (values == sigma).all()
+    assert np.array_equal(values, np.abs(PlusMinusSigma(1, 2).values(shape)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_constant_sigma_in_other_dtypes_is_that_of_float32_converted(dtype):
+    values = ConstantSigma()((40, 30), dtype=dtype)
+    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    assert values.dtype.name == dtype
+    assert (values.numpy() == np.float32(math.sqrt(2 / 70)).astype(numpy_dtype)).all()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -432,9 +467,16 @@ def test_saved_model_keeps_its_initializer(tmp_path):
     assert loaded.get_config() == {"seed": 5, "stream": 6}
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0), (3, 3, 0, 2)])
+def test_constant_sigma_is_saved_with_its_model(tmp_path):
+    layer = keras.layers.Dense(3, kernel_initializer=get("constant_sigma"))
+    keras.Sequential([keras.Input((4,)), layer]).save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras").layers[-1].kernel_initializer
+    assert type(loaded) is ConstantSigma
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0), (0, 0), (3, 3, 0, 2), (0, 3, 4)])
 def test_empty_weights_work(shape):
-    for name in ALL:
+    for name in initializers.INITIALIZERS:
         assert get(name)(shape).shape == shape
 
 
@@ -454,6 +496,28 @@ def test_get_makes_the_named_distribution():
         initializer = get(name, seed=3, stream=4)
         assert type(initializer) is kind
         assert initializer.get_config() == {"seed": 3, "stream": 4}
+
+
+def test_get_makes_the_named_constant():
+    assert type(get("ones", seed=3, stream=4)) is keras.initializers.Ones
+    assert type(get("constant_sigma", seed=3, stream=4)) is ConstantSigma
+
+
+def test_reinitialize_takes_every_name():
+    model = keras.Sequential(
+        [keras.Input((9, 9, 2)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()]
+    )
+    model.add(keras.layers.Dense(5))
+    kernels = [model.layers[0].kernel, model.layers[-1].kernel]
+    constants = {"ones": [1, 1], "constant_sigma": [math.sqrt(2 / 54), math.sqrt(2 / 201)]}
+    for name in initializers.INITIALIZERS:
+        reinitialize(model, name, seed=6)
+        for stream, kernel in enumerate(kernels):
+            if name in constants:
+                expected = np.full(kernel.shape, constants[name][stream], np.float32)
+            else:
+                expected = get(name, 6, stream).values(kernel.shape)
+            assert kernel.numpy().tobytes() == expected.tobytes()
 
 
 def test_get_lets_an_instance_keep_its_seed_and_gives_it_the_stream():
@@ -485,7 +549,8 @@ def test_get_returns_other_keras_initializers_as_they_are(instance):
 
 
 def test_get_lists_what_it_accepts():
-    with pytest.raises(ValueError, match=r"kaiming_uniform.*pm_sigma.*xavier_normal.*'glorot'"):
+    names = r"constant_sigma.*kaiming_uniform.*ones.*pm_sigma.*standard_normal.*xavier_normal"
+    with pytest.raises(ValueError, match=f"{names}.*'glorot'"):
         get("glorot")
     for wrong in (None, 3, XavierNormal, lambda shape, dtype=None: 0):
         with pytest.raises(TypeError, match=r"xavier_normal.*Received: initializer="):
@@ -496,7 +561,7 @@ def test_get_lists_what_it_accepts():
 
 
 @pytest.mark.parametrize("name", ["seed", "stream"])
-@pytest.mark.parametrize("kind", [XavierNormal, KaimingUniform, PlusMinusSigma])
+@pytest.mark.parametrize("kind", list(DISTRIBUTIONS.values()))
 def test_seed_and_stream_are_32_bit_integers(kind, name):
     for value in (-1, 2**32, 10**30):
         with pytest.raises(ValueError, match=rf"{name} must be .*Received: {name}={value}"):
@@ -508,13 +573,15 @@ def test_seed_and_stream_are_32_bit_integers(kind, name):
         get(keras.initializers.Zeros(), **{name: -1})
 
 
+@pytest.mark.parametrize("kind", [XavierNormal, ConstantSigma])
 @pytest.mark.parametrize("shape", [(None, 3), (-1, 3), (2.5,), 7, None, "ab"])
-def test_unknown_or_negative_shapes_are_rejected(shape):
+def test_unknown_or_negative_shapes_are_rejected(shape, kind):
     with pytest.raises(ValueError, match="Received: shape="):
-        XavierNormal()(shape)
+        kind()(shape)
 
 
+@pytest.mark.parametrize("kind", [XavierNormal, ConstantSigma])
 @pytest.mark.parametrize("dtype", ["int32", "bool", "uint8"])
-def test_integer_dtypes_are_rejected(dtype):
+def test_integer_dtypes_are_rejected(dtype, kind):
     with pytest.raises(ValueError, match=f"floating-point.*Received: dtype='{dtype}'"):
-        XavierNormal()((2, 2), dtype=dtype)
+        kind()((2, 2), dtype=dtype)

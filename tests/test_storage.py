@@ -263,6 +263,52 @@ def test_every_distribution_comes_from_its_seed(distribution, tmp_path):
     assert rows[0].source == f"rest {distribution}, seed 11, stream 0"
 
 
+@pytest.mark.parametrize("method", ["keep", "decay"])
+@pytest.mark.parametrize("name", list(kf.initializers.CONSTANTS))
+def test_equal_weights_come_back_as_one_constant_and_train_on(name, method, tmp_path):
+    model = storage_cases.MODELS["mlp"]()
+    kf.reinitialize(model, name)
+    optimizer = kf.FreezeOptimizer(sgd(1e-3), 0.8, **METHODS[method])
+    trained(model, optimizer=optimizer, reinitialize=False)
+    loaded = save_and_load(model, tmp_path)
+    assert_same_variables(model, loaded)
+    frozen = ~kf.get_mask(model).entries[0].trained
+    (value,) = np.unique(value_of(model.layers[1].kernel)[frozen])
+    start = np.float32(1.0 if name == "ones" else np.sqrt(2 / (48 + 20)))
+    assert value == start if method == "keep" else 0.9 * start < value < start
+    assert storage_rows(tmp_path)[0].source == f"rest constant {value}"
+    for again in (model, loaded):
+        storage_cases.train_on(again, *storage_cases.data_for(again))
+    assert_same_variables(model, loaded)
+    assert_same_variables(loaded, save_and_load(loaded, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["standard_normal", "ones", "constant_sigma"])
+@pytest.mark.parametrize("method", ["keep", "decay"])
+def test_one_frozen_weight_alone_comes_back(name, method, tmp_path):
+    model = storage_cases.MODELS["mlp"]()
+    kf.reinitialize(model, name, seed=3)
+    model.compile(kf.FreezeOptimizer(sgd(1e-3), 0.5, **METHODS[method]), loss="mse")
+    kf.freeze(model, mask=lambda weight: np.arange(np.prod(weight.shape)).reshape(weight.shape) > 0)
+    storage_cases.train_on(model, *storage_cases.data_for(model))
+    assert kf.get_mask(model).num_trained == kf.get_mask(model).num_weights - 2
+    assert_same_variables(model, save_and_load(model, tmp_path))
+
+
+def test_an_unknown_distribution_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "model.freeze"
+    model = mlp()
+    kf.save(model, path)
+
+    def name_another(header):
+        header["variables"][0]["source"][1] = "cauchy"
+
+    with_changed_header(path, name_another)
+    with pytest.raises(kf.FreezeFileError, match="distribution 'cauchy'"):
+        kf.load(path)
+    assert kf.FreezeMask.load(path) == kf.get_mask(model)
+
+
 def test_frozen_weights_from_nowhere_are_an_error_that_says_what_to_do(tmp_path):
     model = mlp()
     kernel = model.layers[1].kernel

@@ -23,7 +23,8 @@ def source_of(layer: Any, attribute: str) -> Source | None:
     for name, distribution in initializers.DISTRIBUTIONS.items():
         if type(initializer) is distribution:
             return Source(SEED, name, initializer.seed, initializer.stream)
-    if not type(initializer).__module__.startswith("keras."):
+    is_known = type(initializer) is initializers.ConstantSigma
+    if not is_known and not type(initializer).__module__.startswith("keras."):
         return None
     config = initializer.get_config()
     if "seed" in config:
