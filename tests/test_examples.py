@@ -100,25 +100,3 @@ def test_demo_prints_three_runs_side_by_side_and_a_plot(tmp_path):
     ]
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "comparison.png") in process.stdout
-
-
-def test_table_resumes_where_it_was_stopped(tmp_path):
-    flags = ["--dataset=mnist_5k", "--epochs=1", "--rates=0.9", "--methods=baseline,snip"]
-    flags.append(f"--output_dir={tmp_path}")
-    first = run("mnist_table.py", *flags, "--seeds=0")
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.count("seed 0") == 2
-    second = run("mnist_table.py", *flags, "--seeds=0,1")
-    assert "seed 0" not in second.stdout
-    assert second.stdout.count("seed 1") == 2
-    lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    accuracies = {
-        (entry["method"], entry["seed"]): 100 * entry["test_accuracy"]
-        for entry in map(json.loads, lines)
-    }
-    assert len(lines) == len(accuracies) == 4
-    table = [line for line in second.stdout.splitlines() if line.startswith("|")]
-    a, b = (accuracies["snip", seed] for seed in (0, 1))
-    deviation = abs(a - b) / 2**0.5
-    assert table[0] == "| q | baseline | snip |"
-    assert table[-1] == f"| 0.9 |  | {(a + b) / 2:.2f} ± {deviation:.2f} |"
