@@ -9,23 +9,38 @@ from types import ModuleType
 from keras_freeze import initializers
 from keras_freeze._version import __version__
 from keras_freeze.freezing import compute_saliency, freeze, get_mask, prune, reinitialize
+from keras_freeze.gradient_flow import gradient_flow
 from keras_freeze.mask import FreezeMask
 from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.pruning import PruningCheck, check_pruning
 from keras_freeze.report import report
 from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
 
 # Loaded when first used: what they import (data sets, plots) is optional and slow.
-_LAZY_MODULES = ("datasets", "models", "plots", "training")
+_LAZY_MODULES = (
+    "callbacks",
+    "datasets",
+    "experiments",
+    "models",
+    "plots",
+    "runs",
+    "saliency",
+    "training",
+    "tuning",
+)
 
 __all__ = [
     "FreezeFileError",
     "FreezeMask",
     "FreezeOptimizer",
+    "PruningCheck",
     "__version__",
     "apply_delta",
+    "check_pruning",
     "compute_saliency",
     "freeze",
     "get_mask",
+    "gradient_flow",
     "initializers",
     "load",
     "prune",

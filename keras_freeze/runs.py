@@ -2,6 +2,8 @@
 
 import json
 import os
+import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,13 +12,28 @@ from pathlib import Path
 from typing import IO, Any
 
 import keras
+import numpy as np
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from keras_freeze.training import METHODS, check_choice, jsonable, recipe_for, train
+from keras_freeze import backend
+from keras_freeze.callbacks import GradientFlowHistory
+from keras_freeze.gradient_flow import gradient_flow
+from keras_freeze.parameters import WEIGHT, kind_of
+from keras_freeze.report import report
+from keras_freeze.storage import save
+from keras_freeze.training import (
+    METHODS,
+    check_choice,
+    jsonable,
+    prepare,
+    recipe_for,
+    train,
+    versions,
+)
 
 
 @dataclass(frozen=True)
@@ -102,9 +119,12 @@ class Run:
         Returns:
             A dictionary for JSON: "run" (the settings), "finished" (when) and "result".
         """
+        start = time.perf_counter()
         result = MEASURES[self.measure](
             self, data_dir=data_dir, callbacks=callbacks, verbose=verbose
         )
+        seconds = time.perf_counter() - start
+        result = {"seconds": seconds, "versions": versions(), **result}
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         return {"run": asdict(self), "finished": finished, "result": jsonable(result)}
 
@@ -118,21 +138,73 @@ class Run:
 _OF_RECIPE = ("epochs", "learning_rate", "l2", "initializer", "validation_fraction")
 
 
-def _measure_training(run: Run, **how: Any) -> dict[str, Any]:
-    return train(
-        run.dataset,
-        run.model,
-        run.method,
-        run.freeze_rate,
-        seed=run.seed,
-        reinitializer=run.reinitializer,
-        steps_per_epoch=run.steps_per_epoch,
-        **{name: getattr(run, name) for name in _OF_RECIPE},
-        **how,
-    ).to_dict()
+def _settings(run: Run) -> dict[str, Any]:
+    """The arguments of `train` and `prepare`."""
+    names = ("dataset", "model", "method", "freeze_rate", "seed", *_OF_RECIPE)
+    return {
+        "reinitializer": run.reinitializer,
+        "steps_per_epoch": run.steps_per_epoch,
+        **{name: getattr(run, name) for name in names},
+    }
 
 
-MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {"training": _measure_training}
+def _measure_training(
+    run: Run, data_dir: Any, callbacks: Sequence[keras.callbacks.Callback], verbose: bool
+) -> dict[str, Any]:
+    """Trains and tests: `TrainingResult.to_dict`."""
+    result = train(**_settings(run), data_dir=data_dir, callbacks=callbacks, verbose=verbose)
+    return result.to_dict()
+
+
+def _measure_gradient_flow(run: Run, data_dir: Any, **_: Any) -> dict[str, Any]:
+    """The gradient flow over the training data before training."""
+    setup = prepare(**_settings(run), data_dir=data_dir)
+    flow = gradient_flow(setup.network, setup.batches())
+    return {"gradient_flow": flow, "report": report(setup.network).to_dict()}
+
+
+def _measure_gradient_flow_in_training(
+    run: Run, data_dir: Any, callbacks: Sequence[keras.callbacks.Callback], verbose: bool
+) -> dict[str, Any]:
+    """Trains and tests; "flow" is what `GradientFlowHistory` recorded, from the start on."""
+    setup = prepare(**_settings(run), data_dir=data_dir)
+    flow = GradientFlowHistory(setup.batches())
+    result = setup.fit([flow, *callbacks], verbose=verbose)
+    return {**result.to_dict(), "flow": flow.history}
+
+
+def _measure_costs(run: Run, data_dir: Any, **_: Any) -> dict[str, Any]:
+    """What table 1 states, counted: in the network, in a file, and in one step of training."""
+    setup = prepare(**_settings(run), data_dir=data_dir)
+    network = setup.network
+    weights = [v for v in network.trainable_variables if kind_of(v) == WEIGHT]
+    before = [backend.to_numpy(v) for v in weights]
+    flow = gradient_flow(network, setup.batches())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.freeze"
+        save(network, path)
+        file_bytes = path.stat().st_size
+    network.fit(setup.batches().take(1), shuffle=False, verbose=0)
+    moved = [
+        np.count_nonzero(backend.to_numpy(v) != b) for v, b in zip(weights, before, strict=True)
+    ]
+    counts = report(network)
+    return {
+        "total_weights": int(sum(np.count_nonzero(b) for b in before)),
+        "stored_weights": counts.num_trained_weights,
+        "file_bytes": file_bytes,
+        "moved_weights": int(sum(moved)),
+        "gradient_flow": flow,
+        "report": counts.to_dict(),
+    }
+
+
+MEASURES: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "training": _measure_training,
+    "gradient_flow": _measure_gradient_flow,
+    "gradient_flow_in_training": _measure_gradient_flow_in_training,
+    "costs": _measure_costs,
+}
 """What a run can measure, by name."""
 
 

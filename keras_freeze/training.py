@@ -58,6 +58,9 @@ class Method(NamedTuple):
     freeze_rate: float | None = None
 
 
+LEARNING_RATES = tuple(0.1 * 2.0**n for n in range(-4, 5))
+"""The paper's grid of learning rates (supplement, "Learning Rate Experiments")."""
+
 METHODS: Mapping[str, Method] = {
     "baseline": Method("snip", "keep", freeze_rate=0.0),
     "freezenet": Method("snip", "keep"),
@@ -560,7 +563,7 @@ class Setup:
             pruning=check_pruning(self.network, self.test) if decays else None,
             diverged_epoch=divergence.epoch,
             seconds=seconds,
-            versions=_versions(),
+            versions=versions(),
             model=self.network,
         )
         if result.diverged_epoch is not None:
@@ -622,7 +625,8 @@ def _compile(network: keras.Model, optimizer: FreezeOptimizer, steps_per_epoch: 
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Python and the packages that results depend on."""
     return {
         "python": platform.python_version(),
         "keras_freeze": __version__,

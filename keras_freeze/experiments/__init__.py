@@ -1,12 +1,11 @@
 """Every figure and table of the paper, by name: its runs, their results, and what they show."""
 
-from keras_freeze.experiments.catalog import EXPERIMENTS, LEARNING_RATES
+from keras_freeze.experiments.catalog import EXPERIMENTS
 from keras_freeze.experiments.experiment import Experiment, Series
 from keras_freeze.experiments.summary import QUANTITIES, Point, points_of
 
 __all__ = [
     "EXPERIMENTS",
-    "LEARNING_RATES",
     "QUANTITIES",
     "Experiment",
     "Point",

@@ -7,9 +7,7 @@ of the same range.
 from collections.abc import Mapping
 
 from keras_freeze.experiments.experiment import Experiment, Series
-
-LEARNING_RATES = tuple(0.1 * 2.0**n for n in range(-4, 5))
-"""The paper's grid of learning rates (supplement, "Learning Rate Experiments")."""
+from keras_freeze.training import LEARNING_RATES
 
 _EXTREME = tuple(number / 1000 for number in range(990, 1000))
 _BROAD = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999)
@@ -137,7 +135,7 @@ _ALL = (
     Experiment(
         "lenet300_rates",
         "Figure 2, left",
-        "FreezeNet and SNIP on LeNet-300-100",
+        "FreezeNet and SNIP on a dense network",
         "Below q = 0.95 both methods are as good as the dense network; above, FreezeNet makes up "
         "for the missing weights better than SNIP.",
         "mnist",
@@ -149,7 +147,7 @@ _ALL = (
     _lenet5(
         "lenet5_extreme_rates",
         "Figure 2, right",
-        "FreezeNet and SNIP on LeNet-5-Caffe at extreme rates",
+        "FreezeNet and SNIP at extreme rates",
         "Up to q = 0.994 both do almost equally well, FreezeNet slightly better; above, SNIP drops "
         "steeply and FreezeNet slowly.",
         series=(_BASELINE, _FREEZENET, _SNIP),
@@ -216,7 +214,7 @@ _ALL = (
     Experiment(
         "resnet34_tiny_imagenet",
         "Figure S1",
-        "ResNet34 on Tiny ImageNet",
+        "FreezeNet, FreezeNet-WD and SNIP on a residual network",
         "FreezeNet is as accurate as the dense network with 10 % of the weights trained; at all "
         "rates it is at least as good as SNIP and more stable; FreezeNet-WD is worse than SNIP at "
         "low rates.",
@@ -304,7 +302,7 @@ _ALL = (
     Experiment(
         "vgg16_learning_rates",
         "Figure S6",
-        "The best learning rates for VGG16-D on CIFAR-10",
+        "The best learning rates for a deep network",
         "0.1 is best at most freezing rates; at some, 0.05 or 0.2 is slightly better.",
         "cifar10",
         "vgg16_d",
@@ -316,7 +314,7 @@ _ALL = (
     _lenet5(
         "lenet5_rates",
         "Figure S7",
-        "FreezeNet and SNIP on LeNet-5-Caffe over a broad range of rates",
+        "FreezeNet and SNIP over a broad range of rates",
         "From q = 0.5 to 0.95 both are as good as the dense network.",
         series=(_BASELINE, _FREEZENET, _SNIP),
         paper=_TABLE_2,
@@ -347,7 +345,7 @@ _ALL = (
     _lenet5(
         "lenet5_sizes",
         "Table 2",
-        "Sizes and accuracies of LeNet-5-Caffe",
+        "Sizes and accuracies",
         "FreezeNet reaches 99.2 % of the dense network's accuracy with a factor 157 less to store, "
         "and is better than SNIP at each of these rates.",
         series=(_BASELINE, _SNIP, _FREEZENET),
@@ -358,7 +356,7 @@ _ALL = (
     Experiment(
         "vgg16_cifar",
         "Table 3",
-        "VGG16-D on CIFAR-10 and CIFAR-100",
+        "FreezeNet, FreezeNet-WD and SNIP on two data sets",
         "On CIFAR-10, SNIP and FreezeNet-WD are better up to q = 0.95, where FreezeNet-WD can be "
         "pruned without loss; at 0.99 SNIP is at chance and FreezeNet still good. On CIFAR-100, "
         "FreezeNet is best at every rate.",

@@ -24,8 +24,13 @@ class Quantity(NamedTuple):
     decimals: int
 
 
+def _number(value: float | None) -> float:
+    """The records of runs write a number that is not finite as None."""
+    return math.nan if value is None else float(value)
+
+
 def _per_cent(value: float | None) -> float:
-    return math.nan if value is None else 100.0 * value
+    return 100.0 * _number(value)
 
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -42,7 +47,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     ),
     "gradient_flow": Quantity(
         "L1 norm of the gradient per trained parameter",
-        lambda result: float(result["gradient_flow"]),
+        lambda result: _number(result["gradient_flow"]),
         3,
     ),
 }
@@ -68,12 +73,14 @@ class Point:
 
     @property
     def mean(self) -> float:
-        """Over the seeds; NaN without a finished run."""
+        """Over the seeds; NaN without a finished run, or where one has no finite value."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
     def deviation(self) -> float:
-        """The sample's standard deviation; 0 for one value."""
+        """The sample's standard deviation; 0 for one value, NaN where the mean is."""
+        if math.isnan(self.mean):
+            return math.nan
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 

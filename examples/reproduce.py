@@ -1,0 +1,143 @@
+"""Reproduce the paper's figures and tables from runs of your own.
+
+    python examples/reproduce.py --list
+    python examples/reproduce.py --experiment=lenet5_extreme_rates --data_dir=/path/to/data
+
+Without other flags an experiment is the paper's in full: hours to months of computing, which --list
+estimates. A minute or two, on digits that need no download, takes
+
+    python examples/reproduce.py --experiment=lenet5_extreme_rates --dataset=mnist_5k \
+        --model=lenet_300_100 --epochs=5 --seeds=2 --rates=0.99,0.999
+
+Each finished run is a line of results.jsonl and is not repeated, so that the script can be stopped
+and started again; once all are there, it only writes report.md and a picture of each experiment
+anew. `--experiment=architectures` writes a page on the networks instead. To spread the runs over
+processes or machines, see `keras_freeze.tuning.sweep`; the chief writes the report.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import command_line
+import keras
+from absl import flags
+
+import keras_freeze as kf
+from keras_freeze.experiments import EXPERIMENTS, Experiment, architectures, tables, work
+from keras_freeze.files import replacing
+from keras_freeze.runs import Results, Run
+
+_EXPERIMENT = flags.DEFINE_list(
+    "experiment", [], "Names out of --list with commas between them; or all; or architectures."
+)
+_LIST = flags.DEFINE_bool("list", False, "Only list the experiments and the work they are.")
+_EPOCHS = flags.DEFINE_integer("epochs", None, "Shortens the schedule of each run in proportion.")
+_SEEDS = flags.DEFINE_integer("seeds", None, "How many seeds. Default: the paper's number.")
+_RATES = flags.DEFINE_list("rates", None, "Freezing rates instead of the experiment's.")
+_STEPS = flags.DEFINE_integer(
+    "steps_per_epoch", None, "Only the first so many batches of each pass. Default: all."
+)
+_MODEL = flags.DEFINE_string("model", None, f"Another one of {', '.join(kf.models.MODELS)}.")
+_DATASET = flags.DEFINE_string("dataset", None, f"Another one of {', '.join(kf.datasets.NAMES)}.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/reproduce", "The folder to write to.")
+_TENSORBOARD = flags.DEFINE_bool(
+    "tensorboard", False, "Write TensorBoard logs of each run into a folder of tensorboard/."
+)
+
+
+def main() -> None:
+    folder = Path(_OUTPUT_DIR.value)
+    if _EXPERIMENT.value == ["architectures"]:
+        _write_architectures(folder)
+        return
+    experiments = _chosen()
+    if _LIST.value:
+        print(work.overview(experiments))
+        return
+    runs = list(dict.fromkeys(run for experiment in experiments for run in experiment.runs))
+    _announce(experiments, runs, Results(folder / "results.jsonl"))
+    failure = _sweep(runs, folder)
+    if "chief" in os.environ.get("KERASTUNER_TUNER_ID", "chief"):
+        results = Results(folder / "results.jsonl")
+        print(tables.write_report(experiments, results, folder, kf.plots.plot_experiment))
+        print(f"Written to {folder}: report.md, results.jsonl and a picture of each experiment")
+    if failure:
+        sys.exit(f"reproduce.py: error: {failure}")
+
+
+def _chosen() -> list[Experiment]:
+    """The experiments that were asked for, changed as the flags say."""
+    names = _EXPERIMENT.value
+    if names == ["all"] or (_LIST.value and not names):
+        names = list(EXPERIMENTS)
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown or not names:
+        raise ValueError(
+            f"experiment must be some of {', '.join(EXPERIMENTS)}, or all, or architectures. "
+            f"Received: --experiment={','.join(_EXPERIMENT.value)}"
+        )
+    changes: dict[str, Any] = {
+        "epochs": _EPOCHS.value,
+        "seeds": _SEEDS.value,
+        "rates": _rates(),
+        "steps_per_epoch": _STEPS.value,
+        "model": _MODEL.value,
+        "dataset": _DATASET.value,
+    }
+    return [EXPERIMENTS[name].changed(**changes) for name in dict.fromkeys(names)]
+
+
+def _rates() -> list[float] | None:
+    if _RATES.value is None:
+        return None
+    try:
+        return [float(text) for text in _RATES.value]
+    except ValueError as error:
+        raise ValueError(
+            "rates must be numbers with commas between them. "
+            f"Received: --rates={','.join(_RATES.value)}"
+        ) from error
+
+
+def _announce(experiments: Sequence[Experiment], runs: Sequence[Run], results: Results) -> None:
+    for experiment in experiments:
+        print(f"{experiment.name} ({experiment.source}): {experiment.title}")
+        if experiment.changes:
+            print(f"  changed: {'; '.join(experiment.changes)}")
+    left = work.work_of(run for run in runs if run not in results)
+    print(
+        f"{len(runs):,} runs, {len(runs) - left.runs:,} of them finished; the others take "
+        f"{left.steps:,} steps, very roughly {left.hours:,.1f} hours on two CPU cores",
+        flush=True,
+    )
+
+
+def _sweep(runs: Sequence[Run], folder: Path) -> RuntimeError | None:
+    """Executes what is not finished; returns the error if runs failed."""
+    from keras_freeze.tuning import sweep  # needs KerasTuner, which --list does without
+
+    logs = (lambda run: [_tensorboard(folder, run)]) if _TENSORBOARD.value else None
+    try:
+        sweep(runs, folder, data_dir=_DATA_DIR.value, callbacks_of=logs)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _tensorboard(folder: Path, run: Run) -> keras.callbacks.TensorBoard:
+    return keras.callbacks.TensorBoard(folder / "tensorboard" / run.label, write_graph=False)
+
+
+def _write_architectures(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "architectures.md") as path:
+        path.write_text(architectures.markdown(), encoding="utf-8")
+    print(f"Written to {folder}: architectures.md")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,127 @@
+"""Tests of examples/reproduce.py, run as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_examples import run
+
+from keras_freeze.experiments import EXPERIMENTS
+
+ROOT = Path(__file__).parents[1]
+SHORT = (
+    "--dataset=mnist_5k",
+    "--model=lenet_300_100",
+    "--epochs=1",
+    "--seeds=1",
+    "--rates=0.99",
+    "--steps_per_epoch=5",
+)
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One short run: its folder, the finished process, and the report that it wrote."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    flags = ("--experiment=lenet5_extreme_rates", "--tensorboard", f"--output_dir={folder}")
+    process = run("reproduce.py", *flags, *SHORT)
+    assert process.returncode == 0, process.stderr
+    return folder, process, (folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_says_what_is_done_and_what_was_changed(finished):
+    _, process, report = finished
+    start = process.stdout.splitlines()[:3]
+    assert start[0].startswith("lenet5_extreme_rates (Figure 2, right): ")
+    assert start[2].startswith("3 runs, 0 of them finished; the others take 15 steps")
+    for text in (start[1], report):
+        assert "mnist_5k instead of mnist; lenet_300_100 instead of lenet_5_caffe" in text
+        assert "1 of 40 epochs" in text
+        assert "1 of 5 seeds; rates 0.99" in text
+
+
+def test_report_is_printed_and_has_the_accuracies_of_the_results(finished):
+    folder, process, report = finished
+    assert report in process.stdout
+    by_method = {
+        r["run"]["method"]: f"{100 * r['result']['test_accuracy']:.2f}" for r in lines_of(folder)
+    }
+    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if line.startswith("| 0")]
+    assert rows[0][3] == by_method["baseline"]
+    assert rows[1][-2:] == [by_method["freezenet"], by_method["snip"]]
+
+
+def test_the_picture_that_the_report_shows_is_there(finished):
+    folder, _, report = finished
+    assert "(lenet5_extreme_rates.png)" in report
+    assert (folder / "lenet5_extreme_rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_run_has_tensorboard_logs_of_its_own(finished):
+    folders = sorted((finished[0] / "tensorboard").iterdir())
+    assert len(folders) == 3
+    for method, folder in zip(("baseline", "freezenet", "snip"), folders, strict=True):
+        assert f", {method}, " in folder.name
+        assert list(folder.glob("train/events*"))
+
+
+def test_another_experiment_takes_the_runs_it_shares_and_writes_its_report(finished):
+    folder, _, _ = finished
+    before = (folder / "results.jsonl").read_bytes()
+    flags = ("--experiment=lenet5_sizes,lenet5_rates", f"--output_dir={folder}")
+    process = run("reproduce.py", *flags, *SHORT)
+    assert process.returncode == 0, process.stderr
+    assert "3 runs, 3 of them finished" in process.stdout
+    assert (folder / "results.jsonl").read_bytes() == before
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    assert "## Table 2: " in report
+    assert "## Figure S7: " in report
+    assert (folder / "lenet5_sizes.png").is_file()
+
+
+def test_a_worker_leaves_the_report_to_the_chief(finished, tmp_path):
+    (tmp_path / "results.jsonl").write_bytes((finished[0] / "results.jsonl").read_bytes())
+    address = {"KERASTUNER_ORACLE_IP": "127.0.0.1", "KERASTUNER_ORACLE_PORT": "1"}
+    flags = ("--experiment=lenet5_extreme_rates", f"--output_dir={tmp_path}", *SHORT)
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "reproduce.py"), *flags],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **address, "KERASTUNER_TUNER_ID": "worker"},
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "3 of them finished" in process.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
+
+
+def test_list_shows_every_experiment_with_its_work_and_writes_nothing(tmp_path):
+    process = run("reproduce.py", "--list", f"--output_dir={tmp_path / 'run'}")
+    assert process.returncode == 0, process.stderr
+    names = [line.split()[0] for line in process.stdout.splitlines()]
+    assert names == ["name", *EXPERIMENTS, "all", "Hours:"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_run_is_named_and_the_status_is_not_zero(tmp_path):
+    flags = ("--experiment=lenet5_best_run", "--epochs=1", "--seeds=1", "--data_dir=no/such/folder")
+    process = run("reproduce.py", *flags, f"--output_dir={tmp_path}")
+    assert process.returncode == 1
+    assert "lenet_5_caffe on mnist, freezenet, q = 0.99" in process.stderr.split("error: ")[-1]
+    assert "Runs: 0 of 1 finished" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_bad_flag_is_one_line_and_a_status(tmp_path):
+    process = run("reproduce.py", "--experiment=lottery", f"--output_dir={tmp_path / 'run'}")
+    assert process.returncode == 1
+    (line,) = process.stderr.strip().splitlines()
+    assert line.startswith("reproduce.py: error: experiment ")
+    assert all(word in line for word in ("lottery", "lenet5_sizes", "architectures"))
+    assert not (tmp_path / "run").exists()
