@@ -2,7 +2,7 @@
 
 import contextlib
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,10 +21,96 @@ def eager_scope() -> contextlib.AbstractContextManager[None]:
     return tf.init_scope()
 
 
-def is_distributed(variables: Sequence[Any]) -> bool:
-    """Whether a `tf.distribute` strategy is in force or made one of the variables."""
-    owners = [getattr(tensor_variable(v), "_distribute_strategy", None) for v in variables]
-    return tf.distribute.has_strategy() or any(owner is not None for owner in owners)
+def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """Checks that all was created, and is used, under one `tf.distribute` strategy or under none.
+
+    Raises:
+        ValueError: otherwise, or for a strategy that this package was not tested with.
+    """
+    found = [_strategy_of(v) for v in variables] + [o._distribution_strategy for o in optimizers]
+    if tf.distribute.has_strategy():
+        found.append(tf.distribute.get_strategy())
+    strategies = {id(strategy): strategy for strategy in found}.values()
+    names = [
+        "no strategy" if strategy is _NO_STRATEGY else type(strategy).__name__
+        for strategy in strategies
+    ]
+    if not all(s is _NO_STRATEGY or isinstance(s, _STRATEGIES) for s in strategies):
+        raise ValueError(
+            "Of the strategies of `tf.distribute`, FreezeOptimizer supports "
+            f"{' and '.join(s.__name__ for s in _STRATEGIES)}. Received: {', '.join(names)}"
+        )
+    if len(strategies) > 1:
+        raise ValueError(
+            "The model, the FreezeOptimizer and the optimizer in it must be created in the scope "
+            "of one `tf.distribute` strategy and be used with no other. "
+            f"Received: {' and '.join(names)}"
+        )
+
+
+def _strategy_of(variable: Any) -> Any:
+    return getattr(tensor_variable(variable), "_distribute_strategy", None) or _NO_STRATEGY
+
+
+def outside_strategy() -> contextlib.AbstractContextManager[None]:
+    """A scope in which no strategy is in force: the first device computes, for itself alone."""
+    with tf.Graph().as_default():  # a new graph knows of no strategy
+        return tf.distribute.get_replica_context()
+
+
+_STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+with outside_strategy():
+    _NO_STRATEGY = tf.distribute.get_strategy()
+
+
+def strategy_scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
+    """The scope of `strategy`, for whose devices variables are then created."""
+    if tf.distribute.has_strategy():  # it is entered already, or `check_strategy` refuses
+        return contextlib.nullcontext()
+    return strategy.scope()
+
+
+def num_replicas() -> int:
+    """How many replicas take part in this step: an optimizer sums their gradients."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
+    """The dense sums of the gradients of all replicas, None where there is none."""
+    found = [to_dense(g) for g in gradients if g is not None]
+    if num_replicas() > 1:
+        found = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, found)
+    sums = iter(found)
+    return [None if g is None else next(sums) for g in gradients]
+
+
+def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:
+    """Calls `function(tensors)` if `condition` holds, which must be so on all replicas or on none.
+
+    The replicas may communicate in `function`, as optimizers do.
+    """
+
+    def run(strategy: Any, condition: Any, tensors: list[Any]) -> None:
+        first = strategy.experimental_local_results(condition)[0]
+        keras.ops.cond(first, lambda: strategy.run(function, args=(tensors,)), lambda: None)
+
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # as without a strategy
+        keras.ops.cond(condition, lambda: function(tensors), lambda: None)
+    else:
+        # They cannot communicate in a condition of their own, so that all enter it together.
+        tf.distribute.get_replica_context().merge_call(run, args=(condition, tensors))
+
+
+def _update(function: Callable[..., None], variable: Any, *arguments: Any) -> None:
+    """Calls `function(variable, *arguments)`, for a mirrored variable with each of its copies."""
+    variable = tensor_variable(variable)
+    if isinstance(variable, tf.distribute.DistributedValues):
+        # As tensors: a `tf.function` would take over a mirrored argument that it was traced with.
+        values = tuple(tf.convert_to_tensor(argument) for argument in arguments)
+        strategy = variable.distribute_strategy
+        strategy.extended.update(variable, function, args=values, group=False)
+    else:
+        function(variable, *arguments)
 
 
 def gradients(
@@ -36,6 +122,61 @@ def gradients(
         scaled = value * tf.cast(scale, value.dtype)
     grads = tape.gradient(scaled, [tensor_variable(v) for v in variables])
     return value, [None if g is None else to_dense(g) for g in grads]
+
+
+def hessian_products(
+    loss: Callable[[], Any], variables: Sequence[Any], vectors: Sequence[Any], scale: float = 1.0
+) -> tuple[Any, list[Any]]:
+    """The value of `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
+
+    Args:
+        loss: a function of nothing.
+        variables: the variables of the Hessian.
+        vectors: the vector's parts, one constant tensor for each variable; None means zero.
+        scale: multiplies the loss.
+
+    Returns:
+        The value, and the dense parts of the product, None where it is zero by construction.
+
+    Raises:
+        LookupError: where TensorFlow has no second derivative of an operation.
+    """
+    tensors = [tensor_variable(v) for v in variables]
+    with tf.GradientTape() as outer:
+        with _moments_twice_differentiable(), tf.GradientTape() as inner:
+            value = loss()
+            scaled = value * tf.cast(scale, value.dtype)
+        grads = inner.gradient(scaled, tensors)
+        # The sum itself is of no interest: a cast rounds it, not its derivative.
+        projection = tf.zeros(())
+        for gradient, vector in zip(grads, vectors, strict=True):
+            if gradient is not None and vector is not None:
+                gradient = tf.cast(to_dense(gradient), vector.dtype)
+                projection += tf.reduce_sum(gradient * tf.stop_gradient(vector))
+    products = outer.gradient(projection, tensors)
+    return value, [None if p is None else to_dense(p) for p in products]
+
+
+@contextlib.contextmanager
+def _moments_twice_differentiable() -> Iterator[None]:
+    """Gives the variance of normalisation layers its second derivative.
+
+    `tf.nn.moments` holds the mean constant in the variance. The gradient is right all the same,
+    since its part through the mean is zero; the second derivative is wrong, without any error.
+    """
+    original = tf.nn.moments
+    tf.nn.moments = _moments
+    try:
+        yield
+    finally:
+        tf.nn.moments = original
+
+
+def _moments(
+    x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+) -> tuple[Any, Any]:
+    mean = tf.reduce_mean(x, axes, keepdims=keepdims)
+    return mean, tf.math.reduce_variance(x, axes, keepdims=keepdims)
 
 
 def tensor_variable(variable: Any) -> Any:
@@ -95,15 +236,14 @@ if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
 
 def scatter(variable: Any, indices: Any, values: Any) -> None:
     """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
-    _scatter(tensor_variable(variable), tensor_variable(indices), tf.convert_to_tensor(values))
+    _update(_scatter, variable, tensor_variable(indices), tf.convert_to_tensor(values))
 
 
 def scale_and_scatter(variable: Any, indices: Any, values: Any, factor: Any) -> None:
     """Multiplies a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
     factor = tf.cast(factor, variable.dtype)
-    _scale_and_scatter(
-        tensor_variable(variable), tensor_variable(indices), tf.convert_to_tensor(values), factor
-    )
+    values = tf.convert_to_tensor(values)
+    _update(_scale_and_scatter, variable, tensor_variable(indices), values, factor)
 
 
 def top_k_mask(scores: Any, k: int) -> Any:

@@ -2,16 +2,24 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import tree
 
 from keras_freeze import backend, initializers, saliency
-from keras_freeze.batches import Batches
-from keras_freeze.loss import data_errors, loss_gradients, loss_scale, state_kept
+from keras_freeze.batches import Batch, Batches
+from keras_freeze.loss import (
+    check_takes_logits,
+    data_errors,
+    hessian_gradient_products,
+    loss_gradients,
+    loss_scale,
+    state_kept,
+)
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.parameters import WEIGHT, Parameter, classify, kind_of, path_of, shorten
@@ -95,12 +103,12 @@ def freeze(
                 "Received: x=None, mask=None"
             )
         scale = loss_scale(outer)
-        new_mask = _computed_mask(model, parameters, batches, freeze_optimizer, loss, scale)
+        with backend.outside_strategy():
+            new_mask = _computed_mask(model, parameters, batches, freeze_optimizer, loss, scale)
     else:
         new_mask = _given_mask(mask, parameters)
     freeze_optimizer.set_mask(new_mask, variables)
-    if not outer.built:
-        outer.build(model.trainable_variables)
+    _build_optimizer(model, outer)
     if optimizer is not None:
         _loop_optimizers[model] = optimizer
     _trace_again(model)
@@ -181,7 +189,8 @@ def compute_saliency(
     if len(set(paths)) < len(paths):
         raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
     scale = loss_scale(optimizer_of(model))
-    scores = _scores(model, parameters, batches, criterion, 0, loss, scale)
+    with backend.outside_strategy():
+        scores = _scores(model, parameters, batches, criterion, 0, loss, scale)
     return dict(zip(paths, scores, strict=True))
 
 
@@ -204,7 +213,9 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
 
     Args:
         model: a built model.
-        initializer: "xavier_normal", "kaiming_uniform", "pm_sigma", or a Keras initializer.
+        initializer: "xavier_normal", "kaiming_uniform" or "pm_sigma", which scale the variance;
+            "standard_normal" for N(0, 1), "constant_sigma" for the layer's sigma everywhere, or
+            "ones", with which the paper's networks do not train; or a Keras initializer.
         seed: one 32-bit number for the whole model; each weight has its own stream of it.
 
     Raises:
@@ -281,13 +292,17 @@ def _freeze_optimizer_in(optimizer: Any) -> FreezeOptimizer:
 def _variables_of(model: keras.Model, outer: Any, freeze_optimizer: FreezeOptimizer) -> list[Any]:
     """The variables that the FreezeOptimizer updates."""
     if _has_multi_optimizer(outer):
-        # Only its build says who updates what.
-        if not outer.built:
-            outer.build(model.trainable_variables)
+        _build_optimizer(model, outer)  # only its build says who updates what
         return list(freeze_optimizer._trainable_variables)
     if not model.trainable_variables:
         raise ValueError("The model has no trainable variables, so that nothing can be frozen.")
     return list(model.trainable_variables)
+
+
+def _build_optimizer(model: keras.Model, optimizer: Any) -> None:
+    if not optimizer.built:
+        with backend.strategy_scope(optimizer._distribution_strategy):
+            optimizer.build(model.trainable_variables)
 
 
 def _has_multi_optimizer(outer: Any) -> bool:
@@ -304,7 +319,7 @@ def _build_model(model: keras.Model, batches: Batches | None) -> None:
     if batches is None:
         raise ValueError("The model is not built: pass a batch of inputs as `x`.")
     x = next(iter(batches))[0]
-    with state_kept(model), data_errors(0):
+    with backend.strategy_scope(model.distribute_strategy), state_kept(model), data_errors(0):
         model(x)
 
 
@@ -348,6 +363,9 @@ def _scores(
     loss: Any,
     scale: float,
 ) -> list[np.ndarray]:
+    grasp = saliency.as_grasp(criterion)
+    if grasp is not None:
+        return _grasp_scores(model, parameters, batches, grasp, loss, scale)
     variables = [p.variable for p in parameters]
     gradients = loss_gradients(model, variables, batches, loss, scale)
     if criterion == saliency.RANDOM:
@@ -358,6 +376,33 @@ def _scores(
         backend.to_numpy(saliency.score(criterion, p.variable, gradient, p.path))
         for p, gradient in zip(parameters, gradients, strict=True)
     ]
+
+
+def _grasp_scores(
+    model: keras.Model,
+    parameters: list[Parameter],
+    batches: Iterable[Batch],
+    grasp: saliency.GraSP,
+    loss: Any,
+    scale: float,
+) -> list[np.ndarray]:
+    if grasp.temperature != 1.0:
+        check_takes_logits(model, loss, grasp.temperature)
+    if grasp.samples_per_class is not None:
+        width = _output_width(model, next(iter(batches))[0])
+        batches = saliency.first_of_each_class(batches, grasp.samples_per_class, width)
+    variables = [p.variable for p in parameters]
+    products = hessian_gradient_products(model, variables, batches, loss, scale, grasp.temperature)
+    return [
+        backend.to_numpy(saliency.score(saliency.grasp, p.variable, product, p.path))
+        for p, product in zip(parameters, products, strict=True)
+    ]
+
+
+def _output_width(model: keras.Model, x: Any) -> int | None:
+    """The last dimension of a model's output; None of several outputs."""
+    outputs = model.compute_output_spec(x)
+    return None if tree.is_nested(outputs) else outputs.shape[-1]
 
 
 def _given_mask(mask: Any, parameters: list[Parameter]) -> FreezeMask:

@@ -57,6 +57,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     variable: they see it whole, with zero gradients for what is frozen, which for them is not the
     same as training a part.
 
+    One model trains on several devices where model and optimizers are created in the scope of a
+    `tf.distribute.MirroredStrategy`. The first batch is then that of all replicas together.
+
     Args:
         inner_optimizer: a Keras optimizer that is not built yet, or the name of one.
         freeze_rate: q, the share of the weights that is frozen; from 0 (nothing: exactly the inner
@@ -64,9 +67,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             floor((1 - q) |W|) weights of the whole network are trained, plus one in each layer
             that would have none. Defaults to 0.9.
         criterion: which weights are trained: the largest "snip" (|gradient * weight|, equation 1),
-            "magnitude" (|weight|), "random", or those where a function of weights and gradients
-            (both float32, of one variable's shape; made of `keras.ops`) is largest. Defaults to
-            "snip".
+            "magnitude" (|weight|), "random", "grasp" (weight * (Hessian * gradient), signed; see
+            `keras_freeze.saliency.GraSP`, which takes settings; it needs a call to `freeze`), or
+            those where a function of weights and gradients (both float32, of one variable's shape;
+            made of `keras.ops`) is largest. Defaults to "snip".
         frozen_weights: "keep" leaves frozen weights as they are (FreezeNet), "zero" sets them to
             zero (pruning: with "snip" this is SNIP), "decay" lets coupled weight decay shrink them
             (FreezeNet-WD; needs `l2 > 0` and a plain `SGD`). Defaults to "keep".
@@ -147,7 +151,11 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             return
         parameters = self._check_variables(variables)
         # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
-        with backend.eager_scope(), keras.name_scope(self.name):
+        with (
+            backend.eager_scope(),
+            backend.strategy_scope(self._distribution_strategy),
+            keras.name_scope(self.name),
+        ):
             self._updates = self._make_updates(parameters)
             super().build(list(variables))
             self._pending = None
@@ -174,11 +182,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         return updates
 
     def _check_variables(self, variables: Sequence[Any]) -> list[Parameter]:
-        if backend.is_distributed(variables):
-            raise ValueError(
-                "FreezeOptimizer does not support `tf.distribute` yet: build and train the model "
-                "outside of a strategy's scope."
-            )
+        backend.check_strategy(variables, [self, *with_parts(self.inner_optimizer)])
         parameters = classify(variables, self.exclude)
         for p in parameters if self.frozen_weights == "decay" else ():
             dtype = keras.backend.standardize_dtype(p.variable.dtype)
@@ -245,7 +249,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if state is not None and state.mask is not None:
             relabel(state.mask, parameters)  # refuses now, while nothing has changed
         if self._updates is not None:
-            pairs = renewals(self.inner_optimizer)
+            with backend.strategy_scope(self._distribution_strategy):
+                pairs = renewals(self.inner_optimizer)
             self._updates.retire()
             self._updates = None
             renew(self.inner_optimizer, pairs)

@@ -7,7 +7,6 @@ and serves optimizers that mix the entries of a variable. Both give the same wei
 optimizer that treats every coordinate alike.
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -112,8 +111,9 @@ class Update:
         return backend.to_dense(gradient) + self._l2_gradient(variable)
 
     def _l2_gradient(self, variable: Any) -> Any:
-        # Gradients arrive multiplied by the loss scale, and the inner optimizer divides by it.
-        factor = self.l2 * (self.inner.loss_scale_factor or 1.0)
+        # Gradients arrive multiplied by the loss scale, and the inner optimizer divides by it. And
+        # it adds up those of all replicas, each of which brings its part.
+        factor = self.l2 * (self.inner.loss_scale_factor or 1.0) / backend.num_replicas()
         return ops.multiply(ops.cast(factor, variable.dtype), variable)
 
     def _update_inner(self, gradients: list[Any], variables: list[Any]) -> Any:
@@ -354,11 +354,18 @@ class FullShapeUpdate(Update):
         if not self.found or (self._is_partial(step) and self._is_decided()):
             self._step(step)
             return
+        gradients = [gradient for gradient, _, _ in step]
+
+        def step_with(gradients: list[Any]) -> Step:
+            return [(g, v, p) for g, (_, v, p) in zip(gradients, step, strict=True)]
+
         decided_before = backend.read(self._decided)
-        ops.cond(decided_before, lambda: None, lambda: self._decide(step))
+        backend.run_if(
+            ops.logical_not(decided_before), lambda g: self._decide(step_with(g)), gradients
+        )
         # The first gradient is the dense network's, which "zero" has just replaced.
         may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
-        ops.cond(may_step, lambda: self._step(step), lambda: None)
+        backend.run_if(may_step, lambda g: self._step(step_with(g)), gradients)
 
     def _is_partial(self, step: Step) -> bool:
         """Whether a step leaves out weights, so that it cannot decide about them."""
@@ -378,6 +385,11 @@ class FullShapeUpdate(Update):
         if self._criterion == saliency.RANDOM:
             self._adopt({position: mask.value for position, mask in self._masks.items()})
             return
+        if saliency.as_grasp(self._criterion) is not None:
+            raise ValueError(
+                'The criterion "grasp" needs the Hessian of the loss, which an optimizer is not '
+                "given: call `keras_freeze.freeze(model, x, y)` before the first step."
+            )
         gradients = {position: gradient for gradient, _, position in step}
         missing = [self.parameters[p].path for p in self._candidates if p not in gradients]
         if missing:
@@ -386,7 +398,8 @@ class FullShapeUpdate(Update):
                 f"of all of them. Missing: {', '.join(missing)}. Call `keras_freeze.freeze` first, "
                 "or apply all gradients at once."
             )
-        scores = [self._scores(position, gradients[position]) for position in self._candidates]
+        summed = backend.sum_over_replicas([gradients[p] for p in self._candidates])
+        scores = [self._scores(p, g) for p, g in zip(self._candidates, summed, strict=True)]
         finite = [ops.all(ops.isfinite(s)) for s in scores]
         checks = [
             backend.require(
@@ -405,7 +418,7 @@ class FullShapeUpdate(Update):
     def _scores(self, position: int, gradient: Any) -> Any:
         parameter = self.parameters[position]
         if gradient is not None:
-            gradient = ops.cast(backend.to_dense(gradient), "float32")
+            gradient = ops.cast(gradient, "float32")
             gradient = gradient / (self.inner.loss_scale_factor or 1.0)
         weights = backend.read(parameter.variable)
         scores = ops.reshape(
@@ -437,14 +450,13 @@ class FullShapeUpdate(Update):
     def _step(self, step: Step) -> None:
         self._check_complete(self._masks, step)
         gradients = [self._masked(*part) for part in step]
-        variables = [variable for _, variable, _ in step]
+        variables = [_unconstrained(variable) for _, variable, _ in step]
         # Moving averages may overwrite variables that the step does not mention.
         touched = [position for _, _, position in step if position in self._masks]
         if _with_averages(self.inner):
             touched = list(self._masks)
         before = {p: backend.read(self.parameters[p].variable) for p in touched}
-        with _without_constraints(variables):
-            factor = self._update_inner(gradients, variables)
+        factor = self._update_inner(gradients, variables)
         for position, frozen in before.items():
             if factor is not None:
                 frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
@@ -547,18 +559,10 @@ def with_parts(optimizer: Any) -> list[Any]:
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
-@contextlib.contextmanager
-def _without_constraints(variables: Sequence[Any]) -> Iterator[None]:
-    """Keeps the inner optimizer from constraining variables whose frozen entries it has moved."""
-    constraints = [getattr(variable, "constraint", None) for variable in variables]
-    constrained = [(v, c) for v, c in zip(variables, constraints, strict=True) if c is not None]
-    for variable, _ in constrained:
-        variable.constraint = None
-    try:
-        yield
-    finally:
-        for variable, constraint in constrained:
-            variable.constraint = constraint
+def _unconstrained(variable: Any) -> Any:
+    """Keeps the inner optimizer from constraining a variable whose frozen entries it has moved."""
+    constrained = getattr(variable, "constraint", None) is not None
+    return backend.tensor_variable(variable) if constrained else variable
 
 
 def _with_averages(inner: Any) -> list[Any]:
