@@ -1,14 +1,16 @@
 """The batches of data that a model is looked at with, from whatever `fit` takes."""
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops, tree
+
+_DEFAULT_BATCH_SIZE = 32  # as in `fit`
 
 # (x, y, sample_weight, weight of the batch in the sum)
 Batch = tuple[Any, Any, Any, float]
@@ -38,14 +40,8 @@ class Batches:
         if batch_size is not None:
             _check_positive("batch_size", batch_size)
         if _is_dataset(x):
-            given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
-            wrong = [name for name, value in given.items() if value is not None]
-            if wrong:
-                raise ValueError(
-                    f"With a dataset as `x`, {' and '.join(wrong)} must be None: the dataset "
-                    "gives batches of inputs, targets and sample weights."
-                )
-            self._batches = _dataset_batches(x, steps)
+            _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
+            self._batches = [(*data, 1.0) for data in _first(_read(x), steps)]
         else:
             if steps != 1:
                 raise ValueError(
@@ -56,6 +52,47 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
+
+
+class Passes:
+    """Any number of passes over arrays, cut into batches, or over a dataset, without keeping it.
+
+    Args:
+        x, y, sample_weight: as in `Batches`, but arrays may be of any length.
+        steps: the first so many batches of each pass; None for all.
+        batch_size: of arrays; None for 32, as in `fit`.
+
+    Raises:
+        ValueError, TypeError: as `Batches`; for an endless dataset without `steps`; and where a
+            pass has fewer than `steps` batches, after the last one.
+    """
+
+    def __init__(
+        self, x: Any, y: Any, sample_weight: Any, steps: int | None, batch_size: int | None
+    ) -> None:
+        self._steps = steps
+        if steps is not None:
+            _check_positive("steps", steps)
+        if not _is_dataset(x):
+            ((*arrays, _),) = Batches(x, y, sample_weight, 1, None)
+            if batch_size is None:
+                batch_size = _DEFAULT_BATCH_SIZE
+            _check_positive("batch_size", batch_size)
+            self._make_pass = functools.partial(_cut, tuple(arrays), batch_size)
+            return
+        _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
+        if steps is None and _is_endless(x):
+            raise ValueError("Argument `x` is an endless dataset: pass `steps`, too.")
+        self._make_pass = functools.partial(_read, x)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._make_pass()
+        return batches if self._steps is None else _first(batches, self._steps)
+
+
+def length_of(data: Any) -> int:
+    """How many samples a batch, or arrays, hold."""
+    return int(tree.flatten(data)[0].shape[0])
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -72,23 +109,52 @@ def _is_dataset(x: Any) -> bool:
     return isinstance(x, Iterable) and not is_array
 
 
-def _dataset_batches(dataset: Any, steps: int) -> list[Batch]:
+def _check_alone(**given: Any) -> None:
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise ValueError(
+            f"With a dataset as `x`, {' and '.join(wrong)} must be None: the dataset gives batches "
+            "of inputs, targets and sample weights."
+        )
+
+
+def _is_endless(dataset: Any) -> bool:
     if isinstance(dataset, keras.utils.PyDataset):
-        number = dataset.num_batches
-        number = steps if number is None else min(number, steps)
-        items: Iterable[Any] = (dataset[index] for index in range(number))
-    else:
-        items = islice(iter(dataset), steps)
-    batches = []
+        return dataset.num_batches is None
+    is_tf = isinstance(dataset, tf.data.Dataset)
+    return is_tf and bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+
+
+def _read(dataset: Any) -> Iterator[Any]:
+    """One pass over a dataset: (x, y, sample_weight) of each batch."""
+    items = _items(dataset) if isinstance(dataset, keras.utils.PyDataset) else dataset
     for item in items:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(item)
-        batches.append((_tensors(x), _tensors(y), _tensors(sample_weight), 1.0))
-    if len(batches) < steps:
+        yield tuple(_tensors(part) for part in keras.utils.unpack_x_y_sample_weight(item))
+
+
+def _items(dataset: keras.utils.PyDataset) -> Iterator[Any]:
+    endless = dataset.num_batches is None
+    for index in itertools.count() if endless else range(dataset.num_batches):
+        yield dataset[index]
+
+
+def _first(batches: Iterable[Any], steps: int) -> Iterator[Any]:
+    """The first batches; an error after the last one if there are fewer."""
+    count = 0
+    for batch in itertools.islice(batches, steps):
+        count += 1
+        yield batch
+    if count < steps:
         raise ValueError(
             f"Argument `x` must be a dataset of at least steps={steps} batches. "
-            f"Received: a dataset of {len(batches)} batches."
+            f"Received: a dataset of {count} batches."
         )
-    return batches
+
+
+def _cut(arrays: Any, batch_size: int) -> Iterator[Any]:
+    """Arrays of one length in pieces."""
+    for start in range(0, length_of(arrays), batch_size):
+        yield tree.map_structure(functools.partial(_take, slice(start, start + batch_size)), arrays)
 
 
 def _array_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> list[Batch]:
@@ -105,12 +171,7 @@ def _array_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -
     size = sizes[0]
     if batch_size is None:
         return [(*data, 1.0)]
-    batches = []
-    for start in range(0, size, batch_size):
-        rows = slice(start, min(start + batch_size, size))
-        piece = tree.map_structure(functools.partial(_take, rows), data)
-        batches.append((*piece, (rows.stop - rows.start) / size))
-    return batches
+    return [(*piece, length_of(piece) / size) for piece in _cut(data, batch_size)]
 
 
 def _take(rows: slice, array: Any) -> Any:

@@ -5,7 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_freeze.gradient_flow import Data, FlowMeter
+from keras_freeze.batches import Passes
+from keras_freeze.gradient_flow import FlowMeter
 
 
 class GradientFlowHistory(keras.callbacks.Callback):
@@ -56,7 +57,7 @@ class GradientFlowHistory(keras.callbacks.Callback):
                 "Argument `x` must be arrays or a dataset that can be read again and again. "
                 f"Received: x={x!r}, which can be read once."
             )
-        self._data = Data(x, y, sample_weight, steps, batch_size)
+        self._data = Passes(x, y, sample_weight, steps, batch_size)
         self.history = _empty_history()
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -4,22 +4,20 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops, tree
+from keras import ops
 
 from keras_freeze import backend
-from keras_freeze.batches import Batches, _check_positive, _is_dataset, _take, _tensors
+from keras_freeze.batches import Passes, length_of
 from keras_freeze.freezing import get_mask, optimizer_of
-from keras_freeze.loss import _loss_function, data_errors, loss_scale, state_kept
+from keras_freeze.loss import data_errors, loss_function, loss_scale, state_kept
 
 REDUCTIONS = ("gradients", "norms")
-
-_DEFAULT_BATCH_SIZE = 32  # as in `fit`
 
 
 def gradient_flow(
@@ -79,7 +77,7 @@ def gradient_flow(
             f"Argument `reduce` must be one of {', '.join(map(repr, REDUCTIONS))}. "
             f"Received: reduce={reduce!r}"
         )
-    data = Data(x, y, sample_weight, steps, batch_size)
+    data = Passes(x, y, sample_weight, steps, batch_size)
     num_samples, norms, total = 0, 0.0, None
     # Closed at an error, too, so that the model gets its state back before anyone sees it.
     with contextlib.closing(FlowMeter(model, loss).batch_flows(data)) as batches:
@@ -136,7 +134,7 @@ class FlowMeter:
         if not isinstance(model, keras.Model):
             raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
         self._model = model
-        self._loss = _loss_function(model, loss, temperature=1.0)
+        self._loss = loss_function(model, loss, temperature=1.0)
         self._gradients: Callable[..., tuple[Any, list[Any]]] = self._trained_gradients
         if not model.run_eagerly:
             # A smaller last batch costs one more trace, not one each time.
@@ -148,7 +146,7 @@ class FlowMeter:
         """The mean and the deviation of the flow over batches; NaN where a batch's is not finite.
 
         Args:
-            data: (x, y, sample_weight) for each batch, such as `Data`.
+            data: (x, y, sample_weight) for each batch, such as `Passes`.
 
         Raises:
             ValueError: as in `gradient_flow`, except for a flow that is not finite.
@@ -176,7 +174,7 @@ class FlowMeter:
             for number, batch in enumerate(itertools.chain([first], batches)):
                 with data_errors(number):
                     gradients, scale = self._unscaled(batch, indices, scale)
-                yield BatchFlow(_batch_length(batch[0]), _mean_magnitude(gradients), gradients)
+                yield BatchFlow(length_of(batch[0]), _mean_magnitude(gradients), gradients)
 
     def _unscaled(self, batch: Any, indices: list[Any], scale: float) -> tuple[list[Any], float]:
         """The gradients, and the loss scale that was small enough for them."""
@@ -202,81 +200,6 @@ class FlowMeter:
             for g, index in zip(dense, indices, strict=True)
         ]
         return loss, trained
-
-
-class Data:
-    """Passes over arrays, cut into batches, or over a dataset: all of it or the first batches.
-
-    Args:
-        x, y, sample_weight, steps, batch_size: as in `gradient_flow`.
-
-    Raises:
-        ValueError, TypeError: as in `gradient_flow`; if fewer than `steps` batches came, after the
-            last one.
-    """
-
-    def __init__(
-        self, x: Any, y: Any, sample_weight: Any, steps: int | None, batch_size: int | None
-    ) -> None:
-        self._steps = steps
-        if steps is not None:
-            _check_positive("steps", steps)
-        if not _is_dataset(x):
-            ((*arrays, _),) = Batches(x, y, sample_weight, 1, None)
-            if batch_size is None:
-                batch_size = _DEFAULT_BATCH_SIZE
-            _check_positive("batch_size", batch_size)
-            self._make_pass = functools.partial(_cut, tuple(arrays), batch_size)
-            return
-        given = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
-        wrong = [name for name, value in given.items() if value is not None]
-        if wrong:
-            raise ValueError(
-                f"With a dataset as `x`, {' and '.join(wrong)} must be None: the dataset gives "
-                "batches of inputs, targets and sample weights."
-            )
-        if steps is None and _is_endless(x):
-            raise ValueError("Argument `x` is an endless dataset: pass `steps`, too.")
-        self._make_pass = functools.partial(_read, x)
-
-    def __iter__(self) -> Iterator[Any]:
-        count = 0
-        for batch in itertools.islice(self._make_pass(), self._steps):
-            count += 1
-            yield batch
-        if self._steps is not None and count < self._steps:
-            raise ValueError(
-                f"Argument `x` must hold at least steps={self._steps} batches. "
-                f"Received: {count} batches."
-            )
-
-
-def _cut(arrays: Any, batch_size: int) -> Iterator[Any]:
-    for start in range(0, _batch_length(arrays[0]), batch_size):
-        yield tree.map_structure(functools.partial(_take, slice(start, start + batch_size)), arrays)
-
-
-def _read(dataset: Any) -> Iterator[Any]:
-    items = _items(dataset) if isinstance(dataset, keras.utils.PyDataset) else dataset
-    for item in items:
-        yield tuple(_tensors(part) for part in keras.utils.unpack_x_y_sample_weight(item))
-
-
-def _items(dataset: Any) -> Iterator[Any]:
-    endless = dataset.num_batches is None
-    for index in itertools.count() if endless else range(dataset.num_batches):
-        yield dataset[index]
-
-
-def _is_endless(dataset: Any) -> bool:
-    if isinstance(dataset, keras.utils.PyDataset):
-        return dataset.num_batches is None
-    is_tf = isinstance(dataset, tf.data.Dataset)
-    return is_tf and bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-
-
-def _batch_length(x: Any) -> int:
-    return int(tree.flatten(x)[0].shape[0])
 
 
 def _mean_magnitude(gradients: list[Any]) -> float:

@@ -84,7 +84,7 @@ def _summed(
     temperature: float,
     compute: Compute,
 ) -> list[Any]:
-    loss_of = _loss_function(model, loss, temperature)
+    loss_of = loss_function(model, loss, temperature)
     total: list[Any] = [None] * number_of_results
     with state_kept(model):
         for number, (x, y, sample_weight, weight) in enumerate(batches):
@@ -132,7 +132,7 @@ def _add(total: Any, result: Any, weight: float) -> Any:
     return result * weight if total is None else total + result * weight
 
 
-def _loss_function(
+def loss_function(
     model: keras.Model, loss: Any, temperature: float
 ) -> Callable[[Any, Any, Any], Any]:
     """The loss of a batch in training mode, as `fit` computes it but for the temperature."""
