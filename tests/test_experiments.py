@@ -329,7 +329,8 @@ def test_rates_have_means_deviations_and_the_papers_values(tmp_path):
         ["0.9", "0.8911", "110", "", "97.50 ± 0.71 (2 of 3; paper 98.5)", "97.00 ± 1.00"],
         ["0.99", "0.9802", "20", "", "95.00 (1 of 3)", "(paper 90.0 ± 0.5)"],
     ]
-    assert text.startswith("## Figure 0: A title\n\nThe paper's statement: A statement.\n")
+    assert text.startswith("## Figure 0: A title (lenet_300_100 on mnist)\n\n")
+    assert "The paper's statement: A statement.\n" in text
     assert "![A title](rates.png)" in text
     assert "over 3 seeds" in text
     assert (

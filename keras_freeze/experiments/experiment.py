@@ -64,6 +64,13 @@ class Experiment:
     paper: Mapping[tuple[str, float], tuple[float, float | None]] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
 
+    @property
+    def heading(self) -> str:
+        """Number, title and network, for tables and figures."""
+        several = any("dataset" in series.settings for series in self.series)
+        network = self.model if several else f"{self.model} on {self.dataset}"
+        return f"{self.source}: {self.title} ({network})"
+
     def rates_of(self, series: Series) -> tuple[float, ...]:
         """The freezing rates of one series."""
         return self.rates if series.rates is None else series.rates

@@ -58,7 +58,7 @@ def markdown(
     ```
     """
     blocks = [
-        f"## {experiment.source}: {experiment.title}",
+        f"## {experiment.heading}",
         f"The paper's statement: {experiment.statement}",
         f"Changed here: {'; '.join(experiment.changes) or 'nothing'}.",
         *([] if figure is None else [f"![{experiment.title}]({figure})"]),

@@ -99,7 +99,7 @@ def plot_experiment(experiment: Experiment, results: Results) -> "Figure":
         notes.append(f"Changed of the paper's experiment: {'; '.join(experiment.changes)}.")
     if finished < len(runs):
         notes.append(f"Not complete: {finished} of {len(runs)} runs.")
-    _add_texts(figure, f"{experiment.source}: {experiment.title}", notes)
+    _add_texts(figure, experiment.heading, notes)
     return figure
 
 
