@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
@@ -28,6 +28,21 @@ def _no_standard_error() -> Iterator[None]:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 with _no_standard_error():
     import tensorflow as tf  # noqa: F401
+
+
+def numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
+    """The different numbers in a list flag.
+
+    Raises:
+        ValueError: for what is no number.
+    """
+    try:
+        return list(dict.fromkeys(kind(text) for text in flag.value))
+    except ValueError as error:
+        raise ValueError(
+            f"{flag.name} must be numbers with commas between them. "
+            f"Received: --{flag.name}={','.join(flag.value)}"
+        ) from error
 
 
 def run(main: Callable[[], None]) -> NoReturn:

@@ -83,24 +83,12 @@ def _chosen() -> list[Experiment]:
     changes: dict[str, Any] = {
         "epochs": _EPOCHS.value,
         "seeds": _SEEDS.value,
-        "rates": _rates(),
+        "rates": None if _RATES.value is None else command_line.numbers(_RATES, float),
         "steps_per_epoch": _STEPS.value,
         "model": _MODEL.value,
         "dataset": _DATASET.value,
     }
     return [EXPERIMENTS[name].changed(**changes) for name in dict.fromkeys(names)]
-
-
-def _rates() -> list[float] | None:
-    if _RATES.value is None:
-        return None
-    try:
-        return [float(text) for text in _RATES.value]
-    except ValueError as error:
-        raise ValueError(
-            "rates must be numbers with commas between them. "
-            f"Received: --rates={','.join(_RATES.value)}"
-        ) from error
 
 
 def _announce(experiments: Sequence[Experiment], runs: Sequence[Run], results: Results) -> None:

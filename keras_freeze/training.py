@@ -279,7 +279,7 @@ class TrainingResult:
             f"Test accuracy {self.test_accuracy:.2%} with the weights of "
             + (
                 f"epoch {self.best_epoch}, the best in validation "
-                f"({self.validation_accuracy:.2%}); {_duration(self.seconds)} of training"
+                f"({self.validation_accuracy:.2%}); {duration(self.seconds)} of training"
                 if self.best_epoch
                 else "the start, since no epoch had a finite loss"
             )
@@ -675,8 +675,9 @@ class _StopWhenNotFinite(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not math.isfinite(logs["loss"]):
+        if not (math.isfinite(logs["loss"]) and math.isfinite(logs["val_loss"])):
             self.epoch = epoch + 1
+            self.model.stop_training = True
 
 
 class _Progress(keras.callbacks.Callback):
@@ -718,7 +719,7 @@ class _Progress(keras.callbacks.Callback):
     def _show(self, epochs_done: float) -> None:
         elapsed = time.monotonic() - self._start
         left = elapsed * (self._epochs / epochs_done - 1)
-        clock = f"{_duration(left)} left" if left else f"took {_duration(elapsed)}"
+        clock = f"{duration(left)} left" if left else f"took {duration(elapsed)}"
         line = f"epoch {math.ceil(epochs_done)}/{self._epochs}, {clock}{self._numbers}"
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -727,7 +728,8 @@ class _Progress(keras.callbacks.Callback):
             print(line, file=sys.stderr, flush=True)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in words, such as "2 min 05 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

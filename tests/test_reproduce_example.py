@@ -111,10 +111,11 @@ def test_list_shows_every_experiment_with_its_work_and_writes_nothing(tmp_path):
 
 
 def test_a_failed_run_is_named_and_the_status_is_not_zero(tmp_path):
-    flags = ("--experiment=lenet5_best_run", "--epochs=1", "--seeds=1", "--data_dir=no/such/folder")
-    process = run("reproduce.py", *flags, f"--output_dir={tmp_path}")
+    flags = ("--experiment=lenet5_best_run", "--epochs=1", "--seeds=1")
+    wrong = ("--dataset=mnist_5k", "--model=vgg16_d")  # whose images are too small
+    process = run("reproduce.py", *flags, *wrong, f"--output_dir={tmp_path}")
     assert process.returncode == 1
-    assert "lenet_5_caffe on mnist, freezenet, q = 0.99" in process.stderr.split("error: ")[-1]
+    assert "vgg16_d on mnist_5k, freezenet, q = 0.99" in process.stderr.split("error: ")[-1]
     assert "Runs: 0 of 1 finished" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ from keras_freeze.experiments.summary import QUANTITIES, Point, points_of
 from keras_freeze.files import replacing
 from keras_freeze.report import PaperSize, paper_sizes, report
 from keras_freeze.runs import Results
-from keras_freeze.training import _duration
+from keras_freeze.training import duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -599,7 +599,7 @@ def _colophon(experiment: Experiment, results: Results) -> str:
     if not found:
         return f"{text}."
     seconds = sum(result.get("seconds", 0.0) for result in found)
-    text += f", {_duration(seconds)} of training in all." if seconds else "."
+    text += f", {duration(seconds)} of training in all." if seconds else "."
     versions: dict[str, dict[str, None]] = {}
     for result in found:
         for package, version in result.get("versions", {}).items():

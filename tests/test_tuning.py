@@ -1,0 +1,577 @@
+"""Tests of sweeps (once, resumed, killed, over workers) and of KerasTuner searches.
+
+Sweeps are mostly of a measure that only waits: `toy`. Run as a script, this file sweeps in a
+process of its own, which the tests kill or make a worker.
+"""
+
+import gc
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_freeze as kf
+from keras_freeze import runs, tuning
+from keras_freeze.runs import Results, Run
+from keras_freeze.training import LEARNING_RATES
+from keras_freeze.tuning import FreezeHyperModel, LogRange, check_trials, sweep
+
+ROOT = Path(__file__).parents[1]
+
+
+def toy(run, *, callbacks, **how):
+    """Notes its start in the file that `callbacks` names, and fails for seeds of 100 and more."""
+    for path in callbacks:
+        with open(path, "a") as file:
+            file.write(f"{run.seed} {os.getpid()}\n")
+        if "KERASTUNER_ORACLE_IP" in os.environ:
+            wait_for(lambda path=path: len({pid for _, pid in starts(path)}) >= 2)
+    if run.seed >= 100:
+        raise ValueError(f"no such seed: {run.seed}")
+    time.sleep(run.learning_rate)
+    return {"test_accuracy": run.seed / 100}
+
+
+def toy_run(seed, seconds=1e-6):
+    return Run(
+        "mnist_5k", "lenet_300_100", "random", 0.5, seed, measure="toy", learning_rate=seconds
+    )
+
+
+def toy_sweep(folder, sweep_runs, **arguments):
+    """A sweep in which each run leaves a line in `folder`/starts."""
+    log = [Path(folder) / "starts"]
+    return sweep(sweep_runs, folder, callbacks_of=lambda run: log, **arguments)
+
+
+def starts(path):
+    """Seed and process of each run that has begun, in order."""
+    if not Path(path).exists():
+        return []
+    lines = Path(path).read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def started_seeds(folder):
+    return [seed for seed, _ in starts(Path(folder) / "starts")]
+
+
+def lines_of(folder):
+    return (Path(folder) / "results.jsonl").read_bytes().splitlines()
+
+
+def accuracies_of(folder):
+    """Seed and accuracy of every line."""
+    records = [json.loads(line) for line in lines_of(folder)]
+    return sorted((record["run"]["seed"], record["result"]["test_accuracy"]) for record in records)
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _with_toy(monkeypatch):
+    monkeypatch.setitem(runs.MEASURES, "toy", toy)
+    monkeypatch.setattr(gc, "collect", lambda: None)  # a good part of a second after each run
+
+
+# Sweeps in one process
+
+
+def test_a_sweep_executes_every_run_once_in_order(tmp_path):
+    sweep_runs = [toy_run(seed) for seed in (3, 1, 2, 1, 3)]
+    results = toy_sweep(tmp_path, sweep_runs)
+    assert started_seeds(tmp_path) == [3, 1, 2]
+    assert accuracies_of(tmp_path) == [(1, 0.01), (2, 0.02), (3, 0.03)]
+    assert results[toy_run(2)]["result"]["test_accuracy"] == 0.02
+    assert [path.name for path in tmp_path.iterdir() if path.suffix] == ["results.jsonl"]
+
+
+def test_a_sweep_repeats_nothing_that_has_a_result(tmp_path):
+    toy_sweep(tmp_path, [toy_run(1), toy_run(2)])
+    toy_sweep(tmp_path, [toy_run(2), toy_run(1)])
+    assert started_seeds(tmp_path) == [1, 2]
+    toy_sweep(tmp_path, [toy_run(2), toy_run(3)])
+    assert started_seeds(tmp_path) == [1, 2, 3]
+
+
+def test_only_the_run_of_a_torn_last_line_is_repeated(tmp_path):
+    toy_sweep(tmp_path, [toy_run(1), toy_run(2)])
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match="no record of a run"):
+        toy_sweep(tmp_path, [toy_run(1), toy_run(2)])
+    assert started_seeds(tmp_path) == [1, 2, 2]
+
+
+def test_a_run_that_fails_makes_the_sweep_fail_and_the_others_are_kept(tmp_path, capsys):
+    sweep_runs = [toy_run(seed) for seed in (1, 100, 2)]
+    with pytest.raises(RuntimeError, match="1 of 3 runs") as caught:
+        toy_sweep(tmp_path, sweep_runs)
+    assert f"- {toy_run(100).label} (failed)" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "ValueError: no such seed: 100" in shown
+    assert f"This run failed: {toy_run(100).label}" in shown
+    assert [seed for seed, _ in accuracies_of(tmp_path)] == [1, 2]
+    with pytest.raises(RuntimeError):
+        toy_sweep(tmp_path, sweep_runs)
+    assert started_seeds(tmp_path) == [1, 100, 2, 100]
+
+
+def test_a_sweep_stops_after_three_failures_in_a_row_and_says_so(tmp_path):
+    seeds = [100, 101, 1, 102, 103, 104, 2]
+    with pytest.raises(RuntimeError, match="Stopped after 3 failures in a row") as caught:
+        toy_sweep(tmp_path, [toy_run(seed) for seed in seeds])
+    assert started_seeds(tmp_path) == seeds[:-1]
+    assert str(caught.value).count("(failed)") == 5
+    assert str(caught.value).splitlines()[-2] == f"- {toy_run(2).label}"
+
+
+def test_a_hundred_runs_are_a_hundred_lines(tmp_path):
+    results = toy_sweep(tmp_path, [toy_run(seed) for seed in range(100)])
+    assert len(results) == len(lines_of(tmp_path)) == 100
+
+
+def test_progress_is_a_line_for_each_run_that_has_ended(tmp_path, capsys):
+    toy_sweep(tmp_path, [toy_run(1), toy_run(2)])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = captured.err.splitlines()
+    assert first.startswith(f"1/2 {toy_run(1).label}; test accuracy 1.0%; ")
+    assert first.endswith(" left")
+    assert second == f"2/2 {toy_run(2).label}; test accuracy 2.0%"
+    toy_sweep(tmp_path, [toy_run(1), toy_run(2), toy_run(3)], verbose=False)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore:Test accuracy")
+def test_a_run_that_diverges_has_a_result(tmp_path, capsys):
+    settings = {"epochs": 1, "steps_per_epoch": 2, "learning_rate": 1e30}
+    run = Run("mnist_5k", "lenet_300_100", "freezenet", 0.99, 0, **settings)
+    result = sweep([run], tmp_path)[run]["result"]
+    assert result["diverged_epoch"] == 1
+    assert result["validation_accuracy"] is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"1/1 {run.label}; test accuracy {result['test_accuracy']:.1%}; diverged in epoch 1"
+    )
+
+
+@pytest.mark.parametrize("bad", ["mnist", {"seed": 0}, None])
+def test_what_is_no_run_is_refused(bad, tmp_path):
+    with pytest.raises(TypeError, match=r"runs must be .*Received"):
+        sweep([bad], tmp_path)
+
+
+# Sweeps that are killed
+
+
+def start_process(folder, *arguments, **environment):
+    """This file as a script, which waits for a line on its standard input."""
+    return subprocess.Popen(
+        [sys.executable, __file__, str(folder), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+def script(folder, seconds="1e-6", place=None, number=None):
+    """Sweeps over twelve runs; kills itself where it is told to, at the so-and-so-many-th run."""
+    runs.MEASURES["toy"] = toy
+    gc.collect = lambda: None
+    if place is not None:
+        kill_at(place, int(number))
+    sys.stdin.readline()
+    toy_sweep(folder, twelve_runs(float(seconds)), verbose=False)
+
+
+def twelve_runs(seconds=1e-6):
+    return [toy_run(seed, seconds) for seed in range(12)]
+
+
+def table_of(folder):
+    known = Results(folder / "results.jsonl")
+    return [known[run]["result"]["test_accuracy"] for run in twelve_runs()]
+
+
+def kill_at(place, number):
+    append = Results.append
+    counts = iter(range(1, 13))
+
+    def append_or_die(self, record):
+        if next(counts) < number:
+            append(self, record)
+            return
+        if place == "halfway in writing a line":
+            with self.path.open("ab") as file:
+                file.write(json.dumps(record).encode()[:100])
+        if place == "between the line and KerasTuner's files":
+            append(self, record)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Results.append = append_or_die
+
+
+@pytest.mark.filterwarnings("ignore:.*no record of a run")
+def test_a_sweep_that_is_killed_three_times_ends_with_the_same_records(tmp_path):
+    rng = random.Random(1)
+    places = ["in a run", "halfway in writing a line", "between the line and KerasTuner's files"]
+    rng.shuffle(places)
+    processes = [start_process(tmp_path, 1e-6, place, rng.randint(1, 3)) for place in places]
+    finished = set()
+    for process in processes:  # they import together and sweep one after the other
+        num_before = len(starts(tmp_path / "starts"))
+        process.communicate("go\n", timeout=120)
+        assert process.returncode == -signal.SIGKILL
+        assert not finished & set(started_seeds(tmp_path)[num_before:])
+        known = Results(tmp_path / "results.jsonl")
+        finished = {run.seed for run in twelve_runs() if run in known}
+    assert 0 < len(finished) < 12
+    toy_sweep(tmp_path, twelve_runs())
+    counts = Counter(started_seeds(tmp_path))
+    assert sorted(counts) == list(range(12))
+    assert sorted(counts.values()) == [1] * 10 + [2] * 2  # two kills lost the run under way
+    sweep(twelve_runs(), tmp_path / "never_killed")
+    assert table_of(tmp_path) == table_of(tmp_path / "never_killed")
+
+
+# Chief and workers
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+@pytest.fixture
+def distributed(monkeypatch):
+    """The environment of a chief and its workers, in which this process is the chief."""
+    environment = {"KERASTUNER_ORACLE_IP": "127.0.0.1", "KERASTUNER_ORACLE_PORT": free_port()}
+    for name, value in {**environment, "KERASTUNER_TUNER_ID": "chief"}.items():
+        monkeypatch.setenv(name, value)
+    return environment
+
+
+def test_chief_and_two_workers_execute_each_run_once(tmp_path, distributed):
+    workers = [
+        start_process(tmp_path, 0.02, **distributed, KERASTUNER_TUNER_ID=f"worker{number}")
+        for number in range(2)
+    ]
+    arguments = (tmp_path, twelve_runs(0.02))
+    chief = threading.Thread(target=toy_sweep, args=arguments, daemon=True)
+    chief.start()
+    try:
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        for worker in workers:
+            errors = worker.communicate(timeout=120)[1]
+            assert worker.returncode == 0, errors
+        chief.join(timeout=60)
+        assert not chief.is_alive()
+    finally:
+        for worker in workers:
+            worker.kill()
+    begun = starts(tmp_path / "starts")
+    assert sorted(seed for seed, _ in begun) == list(range(12))
+    assert {pid for _, pid in begun} == {worker.pid for worker in workers}
+    assert accuracies_of(tmp_path) == [(seed, seed / 100) for seed in range(12)]
+
+
+@pytest.mark.parametrize("role", ["chief", "worker0"])
+def test_chief_and_workers_return_at_once_if_nothing_is_left(
+    role, tmp_path, distributed, monkeypatch
+):
+    results = Results(tmp_path / "results.jsonl")
+    results.append(toy_run(1).execute())
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", role)
+    assert toy_run(1) in sweep([toy_run(1)], tmp_path)
+
+
+def test_a_worker_without_a_chief_gives_up(tmp_path, distributed, monkeypatch):
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker0")
+    monkeypatch.setattr(tuning, "_SECONDS_FOR_THE_CHIEF", 0.0)
+    with pytest.raises(ConnectionError, match="No chief answers"):
+        sweep([toy_run(1)], tmp_path)
+
+
+def test_a_chief_does_not_count_what_a_killed_chief_had_handed_out(tmp_path):
+    results = Results(tmp_path / "results.jsonl")
+    old, new = (tuning._PendingRuns([toy_run(seed)], results) for seed in (1, 2))
+    for oracle in (old, new):
+        oracle._set_project_dir(str(tmp_path), "project")
+    stray, trial = old.create_trial("worker0"), new.create_trial("worker1")
+    assert stray.trial_id == trial.trial_id
+    stray.status = "FAILED"
+    new.end_trial(stray)
+    assert new.ongoing_trials == {"worker1": trial}
+    assert new.failed == []
+    trial.status = "FAILED"
+    new.end_trial(trial)
+    assert new.ongoing_trials == {}
+    assert new.failed == [toy_run(2)]
+
+
+# Searches
+
+
+@pytest.fixture
+def _eagerly():
+    """Tracing is most of the work of trials as short as these."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Even though the `tf.config")
+
+
+def hypermodel(freeze_rates=0.99, **arguments):
+    arguments = {"epochs": 1, "steps_per_epoch": 2, "learning_rates": (0.05, 0.1), **arguments}
+    return FreezeHyperModel("mnist_5k", "lenet_300_100", freeze_rates, **arguments)
+
+
+def searched(kind, model, folder, *, callbacks=(), **arguments):
+    arguments = {"objective": "val_accuracy", **arguments}
+    tuner = kind(model, directory=str(folder), project_name="search", **arguments)
+    tuner.search(verbose=0, callbacks=list(callbacks))
+    return tuner
+
+
+def values_of(tuner, name):
+    return [trial.hyperparameters.values.get(name) for trial in tuner.oracle.trials.values()]
+
+
+def assert_frozen_at_start(model, seed=0):
+    """The mask is that of the first 50 images of the seed's order, and frozen weights are old."""
+    images, labels = kf.datasets.load_arrays("mnist_5k", "train", seed=seed)
+    first = np.random.default_rng([seed, 0]).permutation(len(images))[:50]
+    start = kf.models.lenet_300_100(seed=seed)
+    start.compile(
+        kf.FreezeOptimizer(keras.optimizers.SGD(), freeze_rate=0.99, seed=seed),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    mask = kf.freeze(start, images[first], labels[first])
+    assert kf.get_mask(model) == mask
+    for variable, old in zip(model.trainable_variables, start.trainable_variables, strict=True):
+        if variable.name == "kernel":
+            same = variable.numpy() == old.numpy()
+            assert same[~mask[old]].all()
+            assert not same[mask[old]].all()
+
+
+def test_the_papers_grid_is_a_tenth_times_powers_of_two():
+    assert LEARNING_RATES == (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_random_search_gives_the_best_network_with_its_mask(tmp_path):
+    """With accuracies that are dictated, the best epoch is the second of the second trial."""
+    seen = {}
+
+    class Dictate(keras.callbacks.Callback):
+        def __deepcopy__(self, memo):  # KerasTuner copies callbacks; the notes are to be shared
+            return Dictate()
+
+        def on_epoch_end(self, epoch, logs=None):
+            trial = len(seen) // 3
+            logs["val_accuracy"] = [[0.5, 0.6, 0.4], [0.7, 0.9, 0.8]][trial][epoch]
+            seen[trial, epoch] = self.model.get_weights()
+
+    model = hypermodel(epochs=3, learning_rates=LogRange(0.01, 1.0), seeds=5)
+    tuner = searched(
+        keras_tuner.RandomSearch, model, tmp_path, callbacks=[Dictate()], max_trials=2, seed=1
+    )
+    check_trials(tuner)
+    rates = values_of(tuner, "learning_rate")
+    assert len(set(rates)) == 2
+    assert all(0.01 <= rate <= 1 for rate in rates)
+    (best,) = tuner.get_best_models()
+    assert len(seen) == 6
+    for found, expected, other in zip(best.get_weights(), seen[1, 1], seen[1, 2], strict=True):
+        assert np.array_equal(found, expected)
+        assert not np.array_equal(found, other)
+    assert_frozen_at_start(best, seed=5)
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_bayesian_search_fits_its_model_to_trials(tmp_path):
+    model = hypermodel(freeze_rates=(0.9, 0.99), learning_rates=LogRange(0.01, 1.0))
+    arguments = {"max_trials": 3, "num_initial_points": 2, "seed": 1, "objective": "val_loss"}
+    tuner = searched(keras_tuner.BayesianOptimization, model, tmp_path, **arguments)
+    check_trials(tuner)
+    assert len(tuner.oracle.trials) == 3
+    assert all(np.isfinite(trial.score) for trial in tuner.oracle.trials.values())
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_grid_search_tries_each_rate_once_and_the_baseline_without_one(tmp_path):
+    model = hypermodel((0.9, 0.99), methods=("baseline", "snip"), learning_rates=0.1, seeds=(3,))
+    tuner = searched(keras_tuner.GridSearch, model, tmp_path)
+    check_trials(tuner)
+    tried = list(zip(values_of(tuner, "method"), values_of(tuner, "freeze_rate"), strict=True))
+    assert tried == [("baseline", None), ("snip", 0.9), ("snip", 0.99)]
+    assert values_of(tuner, "learning_rate") == [0.1] * 3
+    assert values_of(tuner, "seed") == [3] * 3
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_hyperband_continues_trials_with_their_mask_in_the_same_schedule(tmp_path):
+    """The rate drops after the first of two epochs, and in the middle of the second."""
+    begun, rates = [], []
+
+    class Watch(keras.callbacks.Callback):
+        def __deepcopy__(self, memo):
+            return Watch()
+
+        def on_train_begin(self, logs=None):
+            begun.append((int(self.model.optimizer.iterations), self.model.get_weights()))
+            assert kf.get_mask(self.model).num_trained == 2_662
+
+        def on_epoch_end(self, epoch, logs=None):
+            rates.append((epoch, float(self.model.optimizer.learning_rate)))
+
+    arguments = {"max_epochs": 2, "factor": 2, "seed": 1}
+    model = hypermodel(epochs=2, learning_rates=(0.05, 0.1, 0.2, 0.4))
+    tuner = searched(keras_tuner.Hyperband, model, tmp_path, callbacks=[Watch()], **arguments)
+    check_trials(tuner)
+    assert values_of(tuner, "tuner/initial_epoch")[:3] == [0, 0, 1]
+    assert values_of(tuner, "tuner/epochs")[:3] == [1, 1, 2]
+    assert [iterations for iterations, _ in begun[:3]] == [0, 0, 2]
+    start = kf.models.lenet_300_100(seed=0).get_weights()
+    assert all(np.array_equal(a, b) for a, b in zip(begun[0][1], start, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(begun[2][1], start, strict=True))
+    peak = values_of(tuner, "learning_rate")[2]
+    assert [epoch for epoch, _ in rates[:3]] == [0, 0, 1]
+    assert rates[2][1] == pytest.approx(peak / 100)
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_a_network_that_is_continued_is_as_far_in_the_schedule_as_its_epochs():
+    model, hp = hypermodel(epochs=3, learning_rates=0.1), keras_tuner.HyperParameters()
+    network = model.build(hp)
+    model.fit(hp, network, epochs=3, initial_epoch=2, verbose=0)
+    assert int(network.optimizer.iterations) == 3 * 2
+    assert float(network.optimizer.learning_rate) == pytest.approx(0.001)
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_a_trial_that_diverges_counts_as_guessing(tmp_path):
+    model = hypermodel(epochs=3, learning_rates=1e30, methods="freezenet-wd")
+    tuner = searched(keras_tuner.GridSearch, model, tmp_path, objective="val_loss")
+    check_trials(tuner)
+    (trial,) = tuner.oracle.trials.values()
+    assert trial.score == pytest.approx(np.log(10))
+    assert trial.metrics.get_best_value("val_accuracy") == pytest.approx(0.1)
+    (model,) = tuner.get_best_models()
+    start = kf.models.lenet_300_100(seed=0).get_weights()
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), start, strict=True))
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_trials_that_fail_are_an_error_that_shows_why(tmp_path, capsys):
+    class Fail(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            if self.model.optimizer.learning_rate > 0.07:
+                raise OSError("the disk is full")
+
+    tuner = searched(keras_tuner.GridSearch, hypermodel(), tmp_path, callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="1 of 2 trials failed") as caught:
+        check_trials(tuner)
+    assert "'learning_rate': 0.1" in str(caught.value)
+    assert "OSError: the disk is full" in str(caught.value)
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_everything_random_comes_from_the_seed():
+    histories, weights = [], []
+    for seed in (1, 1, 2):
+        keras.utils.set_random_seed(len(weights))
+        model = hypermodel(seeds=(1, 2))
+        hp = keras_tuner.HyperParameters()
+        hp.values["seed"] = seed
+        network = model.build(hp)
+        histories.append(model.fit(hp, network, verbose=0).history)
+        weights.append(network.get_weights())
+    assert histories[0] == histories[1] != histories[2]
+    assert all(np.array_equal(a, b) for a, b in zip(weights[0], weights[1], strict=True))
+
+
+@pytest.mark.usefixtures("_eagerly")
+def test_a_network_that_was_built_before_another_is_trained_on_its_own_data():
+    histories = []
+    for build_another in (False, True):
+        model, hp = hypermodel(seeds=(1, 2)), keras_tuner.HyperParameters()
+        network = model.build(hp)
+        if build_another:
+            other = keras_tuner.HyperParameters()
+            other.values["seed"] = 2
+            model.build(other)
+        histories.append(model.fit(hp, network, verbose=0).history)
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"methods": "lottery"}, r"method must be one of .*Received: method='lottery'"),
+        ({"freeze_rates": (0.9, 1.5)}, "Received: freeze_rate=1.5"),
+        ({"freeze_rates": ()}, r"freeze_rates must be .*Received: freeze_rates=\(\)"),
+        ({"learning_rates": (0.1, -1.0)}, "Received: learning_rate=-1.0"),
+        ({"epochs": 0}, "Received: epochs=0"),
+    ],
+)
+def test_bad_arguments_are_named_when_a_hypermodel_is_made(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        hypermodel(**arguments)
+
+
+def test_unknown_models_and_data_sets_are_named():
+    with pytest.raises(ValueError, match="Received: model='alexnet'"):
+        FreezeHyperModel("mnist_5k", ["lenet_5_caffe", "alexnet"], 0.9)
+    with pytest.raises(ValueError, match="Received: dataset='imagenet'"):
+        FreezeHyperModel("imagenet", "lenet_5_caffe", 0.9)
+
+
+@pytest.mark.parametrize(
+    ("error", "low", "high"),
+    [(ValueError, 0.0, 1.0), (ValueError, 1.0, 0.1), (ValueError, 0.1, 0.1), (TypeError, "a", 1)],
+)
+def test_a_range_needs_two_numbers_in_order(error, low, high):
+    with pytest.raises(error, match="Received"):
+        LogRange(low, high)
+
+
+def test_without_keras_tuner_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "keras_freeze.tuning")
+    monkeypatch.setitem(sys.modules, "keras_tuner", None)
+    with pytest.raises(ImportError, match=r"pip install keras_freeze\[tune\]"):
+        import keras_freeze.tuning  # noqa: F401
+
+
+if __name__ == "__main__":
+    script(*sys.argv[1:])
