@@ -293,7 +293,7 @@ PROBABILITY_LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", PROBABILITY_LOSSES, ids=str)
+@pytest.mark.parametrize("loss", PROBABILITY_LOSSES)
 def test_temperature_is_refused_for_losses_of_probabilities(loss):
     model = tanh_model()
     model.get_layer("head").activation = keras.activations.softmax
