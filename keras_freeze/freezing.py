@@ -401,7 +401,8 @@ def _grasp_scores(
 
 def _output_width(model: keras.Model, x: Any) -> int | None:
     """The last dimension of a model's output; None of several outputs."""
-    outputs = model.compute_output_spec(x)
+    inputs = tree.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
+    outputs = model.compute_output_spec(inputs)
     return None if tree.is_nested(outputs) else outputs.shape[-1]
 
 

@@ -52,9 +52,10 @@ def gradient_flow(
             `fit` takes.
         steps: how many batches to use, the first ones. None: all.
         batch_size: of arrays. None: 32, as in `fit`.
-        reduce: "gradients" takes the mean of the gradients over the data, then its norm, as the
-            paper's figure 4 left does; "norms" takes the norm of each batch's gradient, then their
-            mean, in which noise from batch to batch does not cancel (see `GradientFlowHistory`).
+        reduce: "gradients" takes the mean of the gradients over the data, then its norm, which is
+            how we read the paper's "accumulated" (figure 4 left); "norms" takes the norm of each
+            batch's gradient, then their mean, in which noise from batch to batch does not cancel
+            (see `GradientFlowHistory`).
         loss: one loss, as in `freeze`, instead of the compiled one.
 
     Returns:
@@ -172,7 +173,7 @@ class FlowMeter:
             scale = loss_scale(optimizer_of(self._model))
             indices = _trained_indices(self._model)
             for number, batch in enumerate(itertools.chain([first], batches)):
-                with data_errors(number):
+                with backend.outside_strategy(), data_errors(number):
                     gradients, scale = self._unscaled(batch, indices, scale)
                 yield BatchFlow(length_of(batch[0]), _mean_magnitude(gradients), gradients)
 

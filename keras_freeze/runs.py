@@ -1,6 +1,7 @@
 """One measurement of an experiment as data: its settings, and the line of results it leaves."""
 
 import json
+import operator
 import os
 import tempfile
 import time
@@ -40,8 +41,9 @@ from keras_freeze.training import (
 class Run:
     """The settings of one run; equal settings are the same run, wherever it is repeated.
 
-    What is None when a Run is made takes its value from the data set's recipe at once, so that a
-    Run says everything that its outcome depends on. Its other errors appear when it is executed.
+    What is None when a Run is made takes its value from the data set's recipe at once; batch size,
+    momentum and the steps after which the rate drops always come from the recipe. Its other errors
+    appear when it is executed.
 
     Attributes:
         dataset, model, method, freeze_rate, seed: as `keras_freeze.training.train` takes them.
@@ -81,6 +83,9 @@ class Run:
         )
         for name in _OF_RECIPE:
             object.__setattr__(self, name, getattr(recipe, name))
+        for name in ("seed", "steps_per_epoch"):  # Python's own numbers, which JSON can hold
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else operator.index(value))
         rate = self.freeze_rate if only_rate is None else only_rate
         object.__setattr__(self, "freeze_rate", float(rate))
 
@@ -166,7 +171,10 @@ def _measure_gradient_flow(run: Run, data_dir: Any, **_: Any) -> dict[str, Any]:
 def _measure_gradient_flow_in_training(
     run: Run, data_dir: Any, callbacks: Sequence[keras.callbacks.Callback], verbose: bool
 ) -> dict[str, Any]:
-    """Trains and tests; "flow" is what `GradientFlowHistory` recorded, from the start on."""
+    """Trains and tests; "flow" is what `GradientFlowHistory` recorded.
+
+    Unlike the history, it has the flow before training, too.
+    """
     setup = prepare(**_settings(run), data_dir=data_dir)
     flow = GradientFlowHistory(setup.batches())
     result = setup.fit([flow, *callbacks], verbose=verbose)

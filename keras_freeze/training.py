@@ -29,7 +29,7 @@ from keras_freeze.mask import check_freeze_rate
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.pruning import PruningCheck, check_pruning
 from keras_freeze.report import Report, report
-from keras_freeze.saliency import Criterion, check_criterion
+from keras_freeze.saliency import Criterion, GraSP, as_grasp, check_criterion
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Method(NamedTuple):
         freeze_rate: the only rate the method has; None where it is a choice.
     """
 
-    criterion: str
+    criterion: str | Criterion
     frozen_weights: str
     freeze_rate: float | None = None
 
@@ -67,7 +67,8 @@ METHODS: Mapping[str, Method] = {
     "freezenet-wd": Method("snip", "decay"),
     "snip": Method("snip", "zero"),
     "random": Method("random", "keep"),
-    "grasp": Method("grasp", "zero"),
+    # As in the published code, whose score the paper uses.
+    "grasp": Method(GraSP(samples_per_class=10), "zero"),
 }
 """The paper's methods by name."""
 
@@ -338,9 +339,9 @@ def train(
     """Trains one of the paper's networks by one of its methods, and tests it once.
 
     The network is built from the seed and frozen by its saliency on the first batch of training
-    data. The weights of the epoch with the best validation accuracy are kept (early stopping as in
-    section 4), and these are evaluated on the test set. The same seed gives the same result on
-    the same machine.
+    data ("grasp": on the first ten images of each class). The weights of the epoch with the best
+    validation accuracy are kept (early stopping as in section 4), and these are evaluated on the
+    test set. The same seed gives the same result on the same machine.
 
     Args:
         dataset: a name of `keras_freeze.datasets.NAMES`. "mnist_5k" needs no download.
@@ -359,8 +360,8 @@ def train(
             seed, once the mask is found (algorithm S1). None: they stay.
         data_dir: where TFDS keeps prepared data sets; None for its default.
         validation_fraction: share of the training set for validation, instead of the recipe's.
-        steps_per_epoch: trains and validates with the first so many batches of each pass only, for
-            a quick look. None: the whole pass.
+        steps_per_epoch: uses the first so many batches only of each pass over the training,
+            validation and test images, for a quick look. None: all.
         callbacks: more Keras callbacks for `fit`; what they log joins the history.
         verbose: whether to show progress on standard error.
 
@@ -455,7 +456,10 @@ def prepare(
         "data_dir": data_dir,
         "validation_fraction": recipe.validation_fraction,
     }
-    batches = _training_batches(dataset, recipe.batch_size, source, steps_per_epoch)
+    all_batches = _training_batches(dataset, recipe.batch_size, source)
+    batches = all_batches
+    if steps_per_epoch is not None:
+        batches = functools.partial(_first_batches, all_batches, steps_per_epoch)
     validation, test = (
         datasets.load(dataset, split=split, batch_size=_EVALUATION_BATCH, **source)
         for split in ("validation", "test")
@@ -472,14 +476,14 @@ def prepare(
         seed=seed,
     )
     _compile(network, optimizer, steps)
-    freeze(network, batches())
+    freeze(network, all_batches(), steps=_batches_to_score(criterion, facts, recipe, all_batches()))
     if reinitializer is not None:
         reinitialize(network, reinitializer, seed=(int(seed) + _OTHER_SEED) % 2**32)
     return Setup(
         dataset=dataset,
         model_name=model,
         method=method,
-        criterion=criterion if isinstance(criterion, str) else _name_of(criterion),
+        criterion=_name_of(criterion),
         frozen_weights=chosen.frozen_weights,
         freeze_rate=rate,
         seed=int(seed),
@@ -538,7 +542,9 @@ class Setup:
             callbacks=[*callbacks, best, divergence, *progress],
         ).history
         seconds = time.perf_counter() - start
-        decays = self.frozen_weights == "decay"
+        pruning = None
+        if self.frozen_weights == "decay":
+            pruning = check_pruning(self.network, self.test)
         tested = self.network.evaluate(self.test, return_dict=True, verbose=0)
         of_best = {
             name: values[best.epoch - 1] if best.epoch else None for name, values in history.items()
@@ -560,7 +566,7 @@ class Setup:
             validation_loss=of_best["val_loss"],
             test_accuracy=tested["accuracy"],
             test_loss=tested["loss"],
-            pruning=check_pruning(self.network, self.test) if decays else None,
+            pruning=pruning,
             diverged_epoch=divergence.epoch,
             seconds=seconds,
             versions=versions(),
@@ -580,16 +586,30 @@ def _check_steps(steps: Any) -> None:
         raise ValueError(f"steps_per_epoch must be at least 1. Received: steps_per_epoch={steps!r}")
 
 
+def _first_batches(make: Callable[[], tf.data.Dataset], steps: int) -> tf.data.Dataset:
+    return make().take(steps)
+
+
+def _batches_to_score(
+    criterion: str | Criterion, facts: datasets.DatasetInfo, recipe: Recipe, data: tf.data.Dataset
+) -> int:
+    """How many batches to freeze with: enough to find GraSP's examples of each class in them."""
+    grasp = as_grasp(criterion)
+    if grasp is None or grasp.samples_per_class is None:
+        return 1
+    wanted = grasp.samples_per_class * facts.num_classes
+    # Five times as many are certain to hold them, unless classes are rarer than in any of our sets.
+    return min(len(data), -(-5 * wanted // recipe.batch_size))
+
+
 def _training_batches(
-    dataset: str, batch_size: int, source: dict[str, Any], steps: int | None
+    dataset: str, batch_size: int, source: dict[str, Any]
 ) -> Callable[[], tf.data.Dataset]:
     """A function whose every call gives the same batches, from the first epoch on."""
     if datasets.info(dataset).augment:
-        make = functools.partial(datasets.load, dataset, batch_size=batch_size, **source)
-    else:
-        images, labels = (tf.constant(array) for array in datasets.load_arrays(dataset, **source))
-        make = functools.partial(_batches_in_memory, images, labels, batch_size, source["seed"])
-    return make if steps is None else lambda: make().take(steps)
+        return functools.partial(datasets.load, dataset, batch_size=batch_size, **source)
+    images, labels = (tf.constant(array) for array in datasets.load_arrays(dataset, **source))
+    return functools.partial(_batches_in_memory, images, labels, batch_size, source["seed"])
 
 
 def _batches_in_memory(
@@ -745,8 +765,10 @@ def check_choice(kind: str, name: Any, table: Mapping[str, T]) -> T:
     return table[name]
 
 
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def _name_of(criterion: str | Criterion) -> str:
+    if isinstance(criterion, (str, GraSP)):
+        return str(criterion)
+    return getattr(criterion, "__name__", type(criterion).__name__)
 
 
 def _check_real(name: str, value: Any) -> float:

@@ -340,6 +340,25 @@ def apply_outside_of_run():
 
 
 @case
+def looks():
+    """What only looks at a model sees one device's worth of it, and leaves it as it is."""
+    x, y = blobs(2 * BATCH)
+    models = [compiled(s, inner=momentum) for s in (mirrored(), None)]
+    flows, checks = [], []
+    for model in models:
+        kf.freeze(model, x, y)
+        history = kf.callbacks.GradientFlowHistory(x, y, batch_size=BATCH)
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[history])
+        flows.append([*history.history["gradient_flow"], kf.gradient_flow(model, x, y)])
+        checks.append(kf.check_pruning(model, x, y, batch_size=BATCH))
+    return {
+        "difference": difference(*models),
+        "flows": flows,
+        "largest": [check.largest_frozen_weight for check in checks],
+    }
+
+
+@case
 def later_changes():
     """Another mask of the same lengths, other weights, pruning: one after the other."""
     x, y = blobs(2 * BATCH)
@@ -520,6 +539,13 @@ def test_custom_loops_train_as_on_one_device(results):
 
 def test_apply_outside_of_run_changes_every_copy(results):
     assert results["apply_outside_of_run"] == {"difference": 0.0, "copies equal": True}
+
+
+def test_gradient_flow_and_pruning_check_are_those_of_one_device(results):
+    found = results["looks"]
+    assert found["difference"] < 1e-6
+    assert np.allclose(*found["flows"], rtol=1e-5, atol=0)
+    assert found["largest"][0] == found["largest"][1] > 0
 
 
 def test_new_masks_weights_and_pruning_reach_every_copy(results):

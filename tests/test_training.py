@@ -10,6 +10,7 @@ import pytest
 
 import keras_freeze as kf
 from keras_freeze import datasets, training
+from keras_freeze.saliency import GraSP
 from keras_freeze.training import METHODS, recipe_for, replacing, train
 
 
@@ -94,14 +95,15 @@ def test_there_is_a_recipe_for_every_data_set():
 
 
 def test_methods_are_the_papers():
-    assert METHODS == {
+    expected = {
         "baseline": ("snip", "keep", 0.0),
         "freezenet": ("snip", "keep", None),
         "freezenet-wd": ("snip", "decay", None),
-        "grasp": ("grasp", "zero", None),
+        "grasp": (GraSP(samples_per_class=10), "zero", None),
         "snip": ("snip", "zero", None),
         "random": ("random", "keep", None),
     }
+    assert expected == METHODS
 
 
 # Training
@@ -347,3 +349,19 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
         assert target.read_text() == "old"
     assert target.read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_grasp_scores_ten_images_of_each_class_however_short_the_passes(monkeypatch):
+    seen = []
+
+    def recorded(model, dataset, *, steps):
+        labels = np.concatenate([y for _, y in dataset.take(steps).as_numpy_iterator()])
+        seen.append(np.bincount(labels, minlength=10))
+        return kf.freeze(model, dataset, steps=steps)
+
+    monkeypatch.setattr(training, "freeze", recorded)
+    setup = training.prepare("mnist_5k", "lenet_300_100", "grasp", 0.99, steps_per_epoch=1)
+    assert seen[0].min() >= 10
+    assert setup.steps_per_epoch == 1
+    assert setup.criterion == "GraSP(temperature=200.0, samples_per_class=10)"
+    assert kf.get_mask(setup.network).num_trained == 2662

@@ -5,12 +5,13 @@ of the same range.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from keras_freeze.experiments.experiment import Experiment, Series
 from keras_freeze.training import LEARNING_RATES
 
-_EXTREME = tuple(number / 1000 for number in range(990, 1000))
-_BROAD = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999)
+_EXTREME_RATES = tuple(number / 1000 for number in range(990, 1000))
+_BROAD_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999)
 
 _BASELINE = Series("baseline", {"method": "baseline"}, rates=(0.0,))
 _FREEZENET = Series("FreezeNet", {"method": "freezenet"})
@@ -20,29 +21,18 @@ _FREEZENET_WD = Series("FreezeNet-WD", {"method": "freezenet-wd"})
 _LETTERS = {"X": "xavier_normal", "K": "kaiming_uniform"}
 
 
+def _freezenet(label: str, initializer: str, reinitializer: str | None = None) -> Series:
+    """The mask from the first weights, training from others if there is a reinitialiser."""
+    settings = {"method": "freezenet", "initializer": initializer, "reinitializer": reinitializer}
+    return Series(label, settings)
+
+
 def _initialised(letter: str) -> Series:
-    """FreezeNet-X or FreezeNet-K: no reinitialisation."""
-    settings = {"method": "freezenet", "initializer": _LETTERS[letter]}
-    return Series(f"FreezeNet-{letter}", settings)
+    return _freezenet(f"FreezeNet-{letter}", _LETTERS[letter])
 
 
 def _reinitialised(first: str, second: str) -> Series:
-    """FreezeNet-A-B: the mask from A's weights, training from B's."""
-    settings = {
-        "method": "freezenet",
-        "initializer": _LETTERS[first],
-        "reinitializer": _LETTERS[second],
-    }
-    return Series(f"FreezeNet-{first}-{second}", settings)
-
-
-def _other_distribution(label: str, reinitializer: str) -> Series:
-    settings = {
-        "method": "freezenet",
-        "initializer": "xavier_normal",
-        "reinitializer": reinitializer,
-    }
-    return Series(label, settings)
+    return _freezenet(f"FreezeNet-{first}-{second}", _LETTERS[first], _LETTERS[second])
 
 
 def _at_rates(learning_rates: tuple[float, ...]) -> tuple[Series, ...]:
@@ -53,13 +43,13 @@ def _at_rates(learning_rates: tuple[float, ...]) -> tuple[Series, ...]:
 
 
 def _measured(series: Series, measure: str) -> Series:
-    return Series(series.label, {**series.settings, "measure": measure}, series.rates)
+    return replace(series, settings={**series.settings, "measure": measure})
 
 
 def _on(dataset: str, series: Series) -> Series:
     name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[dataset]
     settings = {**series.settings, "dataset": dataset}
-    return Series(f"{series.label}, {name}", settings, series.rates)
+    return replace(series, label=f"{series.label}, {name}", settings=settings)
 
 
 def _grasp_search() -> tuple[Series, ...]:
@@ -75,7 +65,7 @@ def _grasp_search() -> tuple[Series, ...]:
 
 
 def _lenet5(name: str, source: str, title: str, statement: str, **others: object) -> Experiment:
-    values = {"dataset": "mnist", "model": "lenet_5_caffe", "rates": _BROAD, **others}
+    values = {"dataset": "mnist", "model": "lenet_5_caffe", "rates": _BROAD_RATES, **others}
     return Experiment(name, source, title, statement, **values)  # type: ignore[arg-type]
 
 
@@ -141,7 +131,7 @@ _ALL = (
         "mnist",
         "lenet_300_100",
         (_BASELINE, _FREEZENET, _SNIP),
-        _BROAD,
+        _BROAD_RATES,
         paper={("baseline", 0.0): (98.57, None)},
     ),
     _lenet5(
@@ -151,7 +141,7 @@ _ALL = (
         "Up to q = 0.994 both do almost equally well, FreezeNet slightly better; above, SNIP drops "
         "steeply and FreezeNet slowly.",
         series=(_BASELINE, _FREEZENET, _SNIP),
-        rates=_EXTREME,
+        rates=_EXTREME_RATES,
         paper={key: value for key, value in _TABLE_2.items() if key[1] != 0.9},
     ),
     _lenet5(
@@ -161,6 +151,7 @@ _ALL = (
         "Above q = 0.992 FreezeNet cannot memorise the training set any more; at the same high "
         "rate its capacity is above SNIP's.",
         series=tuple(Series(s.label, {**s.settings, "l2": 0.0}) for s in (_FREEZENET, _SNIP)),
+        rates=tuple(sorted({*_BROAD_RATES, *_EXTREME_RATES})),
         quantity="training_accuracy",
     ),
     _lenet5(
@@ -170,9 +161,9 @@ _ALL = (
         "All three variance-scaling initialisations do about equally well, Xavier-normal best over "
         "all rates; a saliency mask does better and is more stable than a random one.",
         series=(
-            Series("Xavier-normal", {"method": "freezenet", "initializer": "xavier_normal"}),
-            Series("Kaiming-uniform", {"method": "freezenet", "initializer": "kaiming_uniform"}),
-            Series("pm_sigma", {"method": "freezenet", "initializer": "pm_sigma"}),
+            _freezenet("Xavier-normal", "xavier_normal"),
+            _freezenet("Kaiming-uniform", "kaiming_uniform"),
+            _freezenet("pm_sigma", "pm_sigma"),
             Series("random mask", {"method": "random", "initializer": "xavier_normal"}),
         ),
     ),
@@ -180,7 +171,8 @@ _ALL = (
         "vgg16_gradient_flow",
         "Figure 4, left",
         "Gradient flow before training, relative to the dense network",
-        "From q = 0.95 on the gradient of pruned networks (SNIP and GraSP) shrinks and finally "
+        "At lower rates all three methods have a larger gradient than the dense network. From "
+        "q = 0.95 on the gradient of pruned networks (SNIP and GraSP) shrinks and finally "
         "vanishes; FreezeNet's gradient per trained parameter grows with the rate.",
         "cifar10",
         "vgg16_d",
@@ -230,7 +222,7 @@ _ALL = (
         "Training from other Xavier-normal weights than the mask was found with",
         "Drawing the weights anew makes no difference, nor does the distribution that the mask was "
         "found with.",
-        series=(_initialised("X"), _reinitialised("X", "X"), _reinitialised("K", "X")),
+        series=(_BASELINE, _initialised("X"), _reinitialised("X", "X"), _reinitialised("K", "X")),
     ),
     _lenet5(
         "reinitialization_xavier_or_kaiming",
@@ -245,7 +237,7 @@ _ALL = (
         "Training from other Kaiming-uniform weights than the mask was found with",
         "Drawing the weights anew makes no difference, nor does the distribution that the mask was "
         "found with.",
-        series=(_initialised("K"), _reinitialised("K", "K"), _reinitialised("X", "K")),
+        series=(_BASELINE, _initialised("K"), _reinitialised("K", "K"), _reinitialised("X", "K")),
     ),
     _lenet5(
         "reinitialization_distributions",
@@ -255,12 +247,12 @@ _ALL = (
         "N(0, 1), which do not scale the variance, cannot be trained at all.",
         series=(
             _initialised("X"),
-            _other_distribution("Xavier-normal", "xavier_normal"),
-            _other_distribution("Kaiming-uniform", "kaiming_uniform"),
-            _other_distribution("pm_sigma", "pm_sigma"),
-            _other_distribution("constant 1", "ones"),
-            _other_distribution("constant sigma", "constant_sigma"),
-            _other_distribution("N(0, 1)", "standard_normal"),
+            _freezenet("Xavier-normal", "xavier_normal", "xavier_normal"),
+            _freezenet("Kaiming-uniform", "xavier_normal", "kaiming_uniform"),
+            _freezenet("pm_sigma", "xavier_normal", "pm_sigma"),
+            _freezenet("constant 1", "xavier_normal", "ones"),
+            _freezenet("constant sigma", "xavier_normal", "constant_sigma"),
+            _freezenet("N(0, 1)", "xavier_normal", "standard_normal"),
         ),
     ),
     _lenet5(

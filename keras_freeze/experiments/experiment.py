@@ -144,7 +144,9 @@ class Experiment:
             result = replace(result, epochs=epochs)
         if steps_per_epoch is not None:
             _check_count("steps_per_epoch", steps_per_epoch)
-            changes.append(f"only {steps_per_epoch} steps an epoch")
+            changes.append(
+                f"only the first {steps_per_epoch} batches of training, validation and test images"
+            )
             result = replace(result, steps_per_epoch=steps_per_epoch)
         if seeds is not None:
             _check_count("seeds", seeds)
