@@ -46,7 +46,7 @@ def numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Parses the flags and runs `main`; bad flags, missing data and the like exit with status 1."""
+    """Parses the flags and runs `main`; what goes wrong is a line and status 1."""
 
     def parse(arguments: list[str]) -> list[str]:
         try:
@@ -60,7 +60,7 @@ def run(main: Callable[[], None]) -> NoReturn:
         logging.set_verbosity(logging.ERROR)  # what TFDS warns of is said in its errors, too
         try:
             main()
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError, RuntimeError) as error:
             _fail(error)
         except KeyboardInterrupt:
             _fail("interrupted")

@@ -10,13 +10,15 @@ estimates. A minute or two, on digits that need no download, takes
         --model=lenet_300_100 --epochs=5 --seeds=2 --rates=0.99,0.999
 
 Each finished run is a line of results.jsonl and is not repeated, so that the script can be stopped
-and started again; once all are there, it only writes report.md and a picture of each experiment
-anew. `--experiment=architectures` writes a page on the networks instead. To spread the runs over
-processes or machines, see `keras_freeze.tuning.sweep`; the chief writes the report.
+and started again; once all are there, it only writes the reports anew. Each experiment has a folder
+for its report.md and its picture, named after it and after what the flags change of it, such as
+lenet5_extreme_rates-epochs=5-seeds=2: only the same call replaces them. All share results.jsonl.
+
+`--experiment=architectures` writes a page on the networks instead. To spread the runs over
+processes or machines, see `keras_freeze.tuning.sweep`; the chief writes the reports.
 """
 
-import os
-import sys
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,12 +63,9 @@ def main() -> None:
     runs = list(dict.fromkeys(run for experiment in experiments for run in experiment.runs))
     _announce(experiments, runs, Results(folder / "results.jsonl"))
     failure = _sweep(runs, folder)
-    if "chief" in os.environ.get("KERASTUNER_TUNER_ID", "chief"):
-        results = Results(folder / "results.jsonl")
-        print(tables.write_report(experiments, results, folder, kf.plots.plot_experiment))
-        print(f"Written to {folder}: report.md, results.jsonl and a picture of each experiment")
+    _report(experiments, folder)
     if failure:
-        sys.exit(f"reproduce.py: error: {failure}")
+        raise failure
 
 
 def _chosen() -> list[Experiment]:
@@ -117,7 +116,33 @@ def _sweep(runs: Sequence[Run], folder: Path) -> RuntimeError | None:
 
 
 def _tensorboard(folder: Path, run: Run) -> keras.callbacks.TensorBoard:
-    return keras.callbacks.TensorBoard(folder / "tensorboard" / run.label, write_graph=False)
+    logs = folder / "tensorboard" / run.label
+    if logs.exists():  # of a run that was killed, whose curves would double back
+        shutil.rmtree(logs)
+    return keras.callbacks.TensorBoard(logs, write_graph=False)
+
+
+def _report(experiments: Sequence[Experiment], folder: Path) -> None:
+    """Prints and writes what the runs so far came to, each experiment into a folder of its own."""
+    from keras_freeze.tuning import is_worker
+
+    if is_worker():
+        return  # the chief does it
+    results = Results(folder / "results.jsonl")
+    for experiment in experiments:
+        own = folder / _folder_of(experiment)
+        print(tables.write_report([experiment], results, own, kf.plots.plot_experiment))
+        print(f"Written to {own}\n")
+
+
+def _folder_of(experiment: Experiment) -> str:
+    """Its name, and what the flags changed of it."""
+    parts = [experiment.name]
+    for name in ("dataset", "model", "epochs", "seeds", "rates", "steps_per_epoch"):
+        value = getattr(experiment, name)
+        if value != getattr(EXPERIMENTS[experiment.name], name):
+            parts.append(f"{name}={','.join(map(str, value)) if name == 'rates' else value}")
+    return "-".join(parts)
 
 
 def _write_architectures(folder: Path) -> None:

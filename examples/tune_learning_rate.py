@@ -3,10 +3,9 @@
     python examples/tune_learning_rate.py
     python examples/tune_learning_rate.py --search=bayesian --rates=0.99
 
-Prints a Markdown table of test accuracies (at the best validation epoch, mean and deviation over
-seeds) and writes it beside results.jsonl. The best learning rate of each freezing rate, by mean
-validation accuracy, is in bold. Finished runs are not repeated, so that the script can be stopped
-and started again. With the default flags: 81 runs of a few seconds each.
+Prints tables of test accuracies and of the best learning rate of each freezing rate by mean
+validation accuracy. Finished runs are lines of results.jsonl and are not repeated, so that the
+script can be stopped and started again. With the default flags: 81 runs of a few seconds each.
 
 A chief and two workers share the runs; on one machine:
 
@@ -14,13 +13,20 @@ A chief and two workers share the runs; on one machine:
     for ID in worker0 worker1; do KERASTUNER_TUNER_ID=$ID python examples/$RUN & done
     KERASTUNER_TUNER_ID=chief python examples/$RUN
 
-With another --search, one of KerasTuner's own tuners looks for the highest validation accuracy:
-through the grid, or anywhere between its ends. It prints the best trial of each freezing rate.
+With another --search, one of KerasTuner's own tuners looks for the highest validation accuracy at
+each freezing rate: through the grid, or anywhere between its ends. The best trial of each is
+printed. A chief and workers search at one freezing rate only: KerasTuner's workers cannot follow a
+chief from one search to the next.
+
+What is printed is also a file of the output folder. Its name ends in a digest of the flags, and so
+do those of KerasTuner's folders: the same flags continue a search, others start one.
 """
 
-import itertools
-import statistics
+import hashlib
+import json
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +36,20 @@ from absl import flags
 
 import keras_freeze as kf
 from keras_freeze import tuning
+from keras_freeze.experiments import EXPERIMENTS, Experiment, Series, tables
 from keras_freeze.files import replacing
-from keras_freeze.runs import Results, Run
+from keras_freeze.training import LEARNING_RATES, METHODS, check_choice
 
 _DATASET = flags.DEFINE_string("dataset", "mnist_5k", f"One of {', '.join(kf.datasets.NAMES)}.")
 _MODEL = flags.DEFINE_string("model", "lenet_300_100", f"One of {', '.join(kf.models.MODELS)}.")
-_METHOD = flags.DEFINE_string("method", "freezenet", f"One of {', '.join(kf.training.METHODS)}.")
+_METHOD = flags.DEFINE_string("method", "freezenet", f"One of {', '.join(METHODS)}.")
 _RATES = flags.DEFINE_list("rates", "0.9,0.99,0.995", "Freezing rates, with commas between them.")
 _LEARNING_RATES = flags.DEFINE_list(
     "learning_rates",
-    [f"{rate:g}" for rate in kf.training.LEARNING_RATES],
+    [f"{rate:g}" for rate in LEARNING_RATES],
     "Learning rates of the first steps, with commas between them.",
 )
-_SEEDS = flags.DEFINE_list("seeds", "0,1,2", "Seeds; a --search takes the first alone.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "How many seeds; another --search takes one.")
 _EPOCHS = flags.DEFINE_integer("epochs", 10, "Epochs of each run; shortens the paper's schedule.")
 _SEARCH = flags.DEFINE_enum(
     "search",
@@ -58,123 +65,104 @@ _OUTPUT_DIR = flags.DEFINE_string(
 
 
 def main() -> None:
-    rates, learning_rates = (
-        command_line.numbers(_RATES, float),
-        command_line.numbers(_LEARNING_RATES, float),
+    rates = command_line.numbers(_RATES, float)
+    only_rate = check_choice("method", _METHOD.value, METHODS).freeze_rate
+    if only_rate is not None:
+        rates = [only_rate]
+    learning_rates = command_line.numbers(_LEARNING_RATES, float)
+    text = (_sweep if _SEARCH.value == "sweep" else _search)(rates, learning_rates)
+    if not tuning.is_worker():
+        path = Path(_OUTPUT_DIR.value) / f"{_name(rates, learning_rates)}.md"
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        print(text)
+        print(f"Written to {path}")
+
+
+def _name(rates: list[float], learning_rates: list[float]) -> str:
+    """Of a file or folder: the kind of search, and a digest of all that its outcome depends on."""
+    others = (_DATASET, _MODEL, _METHOD, _SEEDS, _EPOCHS, _TRIALS)
+    settings = [rates, learning_rates, *(flag.value for flag in others)]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    return f"{_SEARCH.value}-{digest[:8]}"
+
+
+def _sweep(rates: list[float], learning_rates: list[float]) -> str:
+    experiment = _experiment(rates, learning_rates)
+    results = tuning.sweep(experiment.runs, _OUTPUT_DIR.value, data_dir=_DATA_DIR.value)
+    return tables.markdown(experiment, results)
+
+
+def _experiment(rates: list[float], learning_rates: list[float]) -> Experiment:
+    """The paper's experiment, changed as the flags say."""
+    changes = []
+    if _METHOD.value != "freezenet":
+        changes.append(f"{_METHOD.value} instead of freezenet")
+    if tuple(learning_rates) != LEARNING_RATES:
+        changes.append("learning rates " + ", ".join(f"{rate:g}" for rate in learning_rates))
+    series = tuple(
+        Series(f"{rate:g}", {"method": _METHOD.value, "learning_rate": rate})
+        for rate in learning_rates
     )
-    seeds = command_line.numbers(_SEEDS, int)
-    if _SEARCH.value == "sweep":
-        _sweep(rates, learning_rates, seeds)
-    else:
-        _search(rates, learning_rates, seeds[0])
+    paper = EXPERIMENTS["lenet5_best_learning_rates"]
+    return replace(paper, series=series, changes=tuple(changes)).changed(
+        dataset=_DATASET.value,
+        model=_MODEL.value,
+        rates=rates,
+        seeds=_SEEDS.value,
+        epochs=_EPOCHS.value,
+    )
 
 
-def _sweep(rates: list[float], learning_rates: list[float], seeds: list[int]) -> None:
-    points = list(itertools.product(rates, learning_rates))
-    runs = {
-        (q, rate, seed): Run(
-            _DATASET.value,
-            _MODEL.value,
-            _METHOD.value,
-            q,
-            seed,
-            epochs=_EPOCHS.value,
-            learning_rate=rate,
+def _search(rates: list[float], learning_rates: list[float]) -> str:
+    """One search at each freezing rate; over all rates it would spend its trials at the lowest."""
+    if "KERASTUNER_ORACLE_IP" in os.environ and len(rates) > 1:
+        raise ValueError(
+            "rates must be one freezing rate where a chief and workers search. "
+            f"Received: --rates={','.join(_RATES.value)}"
         )
-        for seed in seeds  # first one seed of everything, then the next
-        for q, rate in points
-    }
-    results = tuning.sweep(runs.values(), _OUTPUT_DIR.value, data_dir=_DATA_DIR.value)
-    _show(_table(rates, learning_rates, seeds, runs, results))
-
-
-def _table(
-    rates: list[float],
-    learning_rates: list[float],
-    seeds: list[int],
-    runs: dict[tuple[float, float, int], Run],
-    results: Results,
-) -> str:
-    rows = [["q", *(f"{rate:g}" for rate in learning_rates)]]
+    rows = []
     for q in rates:
-        cells, validation = [], []
-        for rate in learning_rates:
-            of_seeds = [results[runs[q, rate, seed]]["result"] for seed in seeds]
-            cells.append(_mean([result["test_accuracy"] for result in of_seeds]))
-            # A run without an epoch of finite loss has none.
-            validation.append(
-                statistics.mean(result["validation_accuracy"] or 0.0 for result in of_seeds)
-            )
-        best = validation.index(max(validation))
-        cells[best] = f"**{cells[best]}**"
-        rows.append([f"{q:g}", *cells])
-    return _markdown(rows)
+        trials = _trials(q, learning_rates)
+        if trials:
+            best = max(trials, key=lambda trial: trial.score)
+            rate = best.hyperparameters.values["learning_rate"]
+            rows.append([f"{q:g}", str(len(trials)), f"{rate:.3g}", f"{100 * best.score:.2f}"])
+    return tables.table(["q", "trials", "best learning rate", "validation accuracy (%)"], rows)
 
 
-def _search(rates: list[float], learning_rates: list[float], seed: int) -> None:
-    is_grid = _SEARCH.value == "grid"
+def _trials(q: float, learning_rates: list[float]) -> Sequence[Any]:
+    """All trials of the search at one freezing rate; of a worker none: the chief has them."""
     hypermodel = tuning.FreezeHyperModel(
         _DATASET.value,
         _MODEL.value,
-        rates,
+        q,
         methods=_METHOD.value,
         learning_rates=(
-            learning_rates if is_grid else tuning.LogRange(min(learning_rates), max(learning_rates))
+            learning_rates
+            if _SEARCH.value == "grid"
+            else tuning.LogRange(min(learning_rates), max(learning_rates))
         ),
-        seeds=seed,
         epochs=_EPOCHS.value,
         data_dir=_DATA_DIR.value,
     )
     kinds: dict[str, tuple[type, dict[str, Any]]] = {
         "grid": (keras_tuner.GridSearch, {}),
-        "random": (keras_tuner.RandomSearch, {"max_trials": _TRIALS.value, "seed": seed}),
-        "bayesian": (keras_tuner.BayesianOptimization, {"max_trials": _TRIALS.value, "seed": seed}),
-        "hyperband": (keras_tuner.Hyperband, {"max_epochs": _EPOCHS.value, "seed": seed}),
+        "random": (keras_tuner.RandomSearch, {"max_trials": _TRIALS.value, "seed": 0}),
+        "bayesian": (keras_tuner.BayesianOptimization, {"max_trials": _TRIALS.value, "seed": 0}),
+        "hyperband": (keras_tuner.Hyperband, {"max_epochs": _EPOCHS.value, "seed": 0}),
     }
     kind, arguments = kinds[_SEARCH.value]
     tuner = kind(
         hypermodel,
         objective="val_accuracy",
         directory=_OUTPUT_DIR.value,
-        project_name=_SEARCH.value,
+        project_name=_name([q], learning_rates),
         **arguments,
     )
     tuner.search(verbose=2)
     tuning.check_trials(tuner)
-    if isinstance(tuner.oracle, keras_tuner.Oracle):  # else a worker, and the chief shows the table
-        _show(_table_of_trials(list(tuner.oracle.trials.values())))
-
-
-def _table_of_trials(trials: Sequence[Any]) -> str:
-    rows = [["q", "trials", "best learning rate", "validation accuracy (%)"]]
-    of_rate: dict[float, list[Any]] = {}
-    for trial in trials:
-        of_rate.setdefault(trial.hyperparameters.values.get("freeze_rate", 0.0), []).append(trial)
-    for q, group in sorted(of_rate.items()):
-        best = max(group, key=lambda trial: trial.score)
-        rate = best.hyperparameters.values["learning_rate"]
-        rows.append([f"{q:g}", str(len(group)), f"{rate:.3g}", f"{100 * best.score:.2f}"])
-    return _markdown(rows)
-
-
-def _show(table: str) -> None:
-    path = Path(_OUTPUT_DIR.value) / f"{_SEARCH.value}.md"
-    with replacing(path) as temporary:
-        temporary.write_text(table + "\n")
-    print(table)
-    print(f"Written to {path}")
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _mean(accuracies: list[float]) -> str:
-    cell = f"{100 * statistics.mean(accuracies):.2f}"
-    if len(accuracies) > 1:
-        cell += f" ± {100 * statistics.stdev(accuracies):.2f}"
-    return cell
+    return [] if tuning.is_worker() else list(tuner.oracle.trials.values())
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Passes:
         self._steps = steps
         if steps is not None:
             _check_positive("steps", steps)
-        if not _is_dataset(x):
+        if not _is_dataset(x) or isinstance(x, str):  # which `Batches` refuses
             ((*arrays, _),) = Batches(x, y, sample_weight, 1, None)
             if batch_size is None:
                 batch_size = _DEFAULT_BATCH_SIZE

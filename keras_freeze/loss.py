@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from keras import ops, tree
 
 from keras_freeze import backend
 from keras_freeze.batches import Batch
+
+_MAX_CAUSE = 300
 
 # Computes the value of a loss, and what is asked of it times a scale.
 Compute = Callable[[Callable[[], Any], float], tuple[Any, list[Any]]]
@@ -111,14 +114,17 @@ def _of_batch(compute: Compute, loss: Callable[[], Any], scale: float, number: i
 
 
 @contextlib.contextmanager
-def data_errors(number: int) -> Iterator[None]:
-    """Turns TensorFlow's errors about the data of a batch into a ValueError."""
+def data_errors(number: int | None = None) -> Iterator[None]:
+    """Turns TensorFlow's errors about the data, or about one batch of them, into a ValueError."""
     try:
         yield
     except tf.errors.OpError as error:
+        what = "these data" if number is None else f"batch {number}"
+        # In a graph, the cause stands between a stack of calls and the name of a node.
+        cause = re.split(r'  File ".*\n', error.message)[-1].split("\n\t [[")[0].strip()
         raise ValueError(
-            f"The model or its loss cannot be computed for batch {number}, for example because "
-            f"labels are out of range or dtypes or shapes do not match: {error.message}"
+            f"The model or its loss cannot be computed for {what}, for example because labels are "
+            f"out of range or dtypes or shapes do not match: {cause[:_MAX_CAUSE]}"
         ) from error
 
 

@@ -126,7 +126,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         self.l2 = _check_l2(l2)
         self.frozen_weights = _check_frozen_weights(frozen_weights, self.l2, inner_optimizer)
         self.exclude = normalize_exclude(exclude)
-        self.seed = _check_seed(seed)
+        self.seed = check_seed(seed)
         self._updates: Update | None = None
         # What the next build starts from: a mask from `freeze` or from a file, or, of an optimizer
         # that was made from a configuration, only how many entries of each variable are trained.
@@ -593,7 +593,8 @@ def _check_frozen_weights(frozen_weights: Any, l2: float, inner: Any) -> str:
     return frozen_weights
 
 
-def _check_seed(seed: Any) -> int:
+def check_seed(seed: Any) -> int:
+    """A seed of 32 bits, as a Python int."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise TypeError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
     if not 0 <= seed < 2**32:

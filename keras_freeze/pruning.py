@@ -9,8 +9,9 @@ import keras
 import numpy as np
 
 from keras_freeze import backend
+from keras_freeze.batches import Passes
 from keras_freeze.freezing import freeze_optimizer_of, prune
-from keras_freeze.loss import state_kept
+from keras_freeze.loss import data_errors, state_kept
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def check_pruning(
         The check.
 
     Raises:
-        ValueError: if the model is not frozen, as `prune`; or if `x` can be gone through only once.
+        ValueError: if the model is not frozen, as `prune`; for data that are empty or do not suit
+            the model; or if `x` can be gone through only once.
         TypeError: if `model` is not a `keras.Model`.
 
     Example:
@@ -67,14 +69,14 @@ def check_pruning(
             "Argument `x` must be arrays, a dataset, or something else that can be gone through "
             f"twice. Received: an iterator, x={x!r}"
         )
-    arguments = {"batch_size": batch_size, "verbose": 0, "return_dict": True}
+    Passes(x, y, None, None, batch_size)  # refuses data that are empty or do not fit together
     with _left_as_it_was(model):
         weights = [backend.to_numpy(v) for v in model.variables]
         prune(model)
         pruned = [_largest_pruned(*pair) for pair in zip(weights, model.variables, strict=True)]
-        after = model.evaluate(x, y, **arguments)
+        after = _evaluate(model, x, y, batch_size)
     with _left_as_it_was(model):
-        before = model.evaluate(x, y, **arguments)
+        before = _evaluate(model, x, y, batch_size)
     return PruningCheck(float(np.max(pruned)), before, after)
 
 
@@ -82,6 +84,11 @@ def _largest_pruned(before: np.ndarray, variable: Any) -> float:
     """The largest magnitude among the entries of a variable that have become zero."""
     has_become_zero = (backend.to_numpy(variable) == 0) & (before != 0)
     return float(np.abs(before[has_become_zero]).max(initial=0))
+
+
+def _evaluate(model: keras.Model, x: Any, y: Any, batch_size: int | None) -> dict[str, Any]:
+    with data_errors():
+        return model.evaluate(x, y, batch_size=batch_size, verbose=0, return_dict=True)
 
 
 @contextlib.contextmanager

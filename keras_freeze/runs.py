@@ -1,11 +1,10 @@
 """One measurement of an experiment as data: its settings, and the line of results it leaves."""
 
 import json
-import operator
 import os
+import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -23,12 +22,17 @@ except ImportError:  # Windows
 from keras_freeze import backend
 from keras_freeze.callbacks import GradientFlowHistory
 from keras_freeze.gradient_flow import gradient_flow
+from keras_freeze.initializers import INITIALIZERS
+from keras_freeze.mask import check_freeze_rate
+from keras_freeze.models import MODELS
+from keras_freeze.optimizer import check_seed
 from keras_freeze.parameters import WEIGHT, kind_of
 from keras_freeze.report import report
 from keras_freeze.storage import save
 from keras_freeze.training import (
     METHODS,
     check_choice,
+    check_steps,
     jsonable,
     prepare,
     recipe_for,
@@ -42,8 +46,7 @@ class Run:
     """The settings of one run; equal settings are the same run, wherever it is repeated.
 
     What is None when a Run is made takes its value from the data set's recipe at once; batch size,
-    momentum and the steps after which the rate drops always come from the recipe. Its other errors
-    appear when it is executed.
+    momentum and the steps after which the rate drops always come from the recipe.
 
     Attributes:
         dataset, model, method, freeze_rate, seed: as `keras_freeze.training.train` takes them.
@@ -53,7 +56,8 @@ class Run:
         steps_per_epoch: how many batches of each pass are used; None for all.
 
     Raises:
-        ValueError, TypeError: for unknown names and numbers out of range.
+        ValueError, TypeError: for unknown names and numbers out of range. A network that does not
+            fit the images is found out when the run is executed.
 
     Example:
         >>> Run("mnist", "lenet_5_caffe", "freezenet", 0.99, seed=0).epochs
@@ -76,18 +80,20 @@ class Run:
 
     def __post_init__(self) -> None:
         check_choice("measure", self.measure, MEASURES)
+        check_choice("model", self.model, MODELS)
+        if self.reinitializer is not None:
+            check_choice("reinitializer", self.reinitializer, INITIALIZERS)
+        check_steps(self.steps_per_epoch)
         only_rate = check_choice("method", self.method, METHODS).freeze_rate
-        recipe = recipe_for(
-            self.dataset,
-            **{name: getattr(self, name) for name in _OF_RECIPE},
-        )
-        for name in _OF_RECIPE:
-            object.__setattr__(self, name, getattr(recipe, name))
-        for name in ("seed", "steps_per_epoch"):  # Python's own numbers, which JSON can hold
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else operator.index(value))
-        rate = self.freeze_rate if only_rate is None else only_rate
-        object.__setattr__(self, "freeze_rate", float(rate))
+        rate = check_freeze_rate(self.freeze_rate)
+        recipe = recipe_for(self.dataset, **{name: getattr(self, name) for name in _OF_RECIPE})
+        known = {
+            "seed": check_seed(self.seed),
+            "freeze_rate": rate if only_rate is None else only_rate,
+            **{name: getattr(recipe, name) for name in _OF_RECIPE},
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
 
     @property
     def label(self) -> str:
@@ -137,7 +143,10 @@ class Run:
     def from_record(cls, record: Mapping[str, Any]) -> "Run":
         """The run of a record; settings that older versions did not know have their defaults."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in record["run"].items() if name in known})
+        settings = record["run"] if isinstance(record, Mapping) else None
+        if not isinstance(settings, Mapping) or not isinstance(record.get("result"), Mapping):
+            raise TypeError('a record has the objects "run" and "result"')
+        return cls(**{name: value for name, value in settings.items() if name in known})
 
 
 _OF_RECIPE = ("epochs", "learning_rate", "l2", "initializer", "validation_fraction")
@@ -238,7 +247,7 @@ class Results:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._position = 0
+        self._position, self._num_lines = 0, 0
         self._records: dict[Run, dict[str, Any]] = {}
 
     def __contains__(self, run: Run) -> bool:
@@ -254,7 +263,12 @@ class Results:
         return len(self._records)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds what `Run.execute` returned, safely on disk when this returns."""
+        """Adds what `Run.execute` returned, safely on disk when this returns.
+
+        Raises:
+            TypeError, ValueError: for anything else.
+        """
+        Run.from_record(record)
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
@@ -277,19 +291,45 @@ class Results:
                 if not line.endswith(b"\n"):
                     break  # still being written, or cut off
                 self._position += len(line)
+                self._num_lines += 1
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
             record = json.loads(line)
             run = Run.from_record(record)
+            _check_result(run, record["result"])
         except (ValueError, TypeError, KeyError) as error:
-            warnings.warn(
-                f"{self.path}: a line was left out, since it is no record of a run: {error}",
-                stacklevel=4,
-            )
-            return
-        self._records[run] = record
+            self._leave_out(error)
+        else:
+            self._records[run] = record
+
+    def _leave_out(self, error: Exception) -> None:
+        place = f"{self.path}, line {self._num_lines}"
+        if place not in _left_out:
+            _left_out.add(place)
+            print(f"{place} was left out, since it is no record of a run: {error}", file=sys.stderr)
+
+
+# Said once each, however often a file is read.
+_left_out: set[str] = set()
+
+
+def _check_result(run: Run, result: Mapping[str, Any]) -> None:
+    """Refuses a result that tables and figures could not be made of."""
+    numbers = _NUMBERS[run.measure]
+    missing = [name for name in ("report", *numbers) if name not in result]
+    wrong = [n for n in numbers if not isinstance(result.get(n), (int, float, type(None)))]
+    if missing or wrong or not isinstance(result["report"], Mapping):
+        raise ValueError(f"its result lacks a number: {', '.join(missing + wrong) or 'report'}")
+
+
+_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "training": ("test_accuracy", "validation_accuracy"),
+    "gradient_flow": ("gradient_flow",),
+    "gradient_flow_in_training": ("test_accuracy", "validation_accuracy"),
+    "costs": ("gradient_flow", "file_bytes"),
+}
 
 
 def _lock(file: IO[bytes]) -> None:

@@ -448,7 +448,7 @@ def prepare(
     criterion = check_criterion(chosen.criterion if criterion is None else criterion)
     if reinitializer is not None:
         check_choice("reinitializer", reinitializer, initializers.INITIALIZERS)
-    _check_steps(steps_per_epoch)
+    check_steps(steps_per_epoch)
     facts = datasets.info(dataset)
     network = build(facts.num_classes, facts.image_shape, initializer=recipe.initializer, seed=seed)
     source: dict[str, Any] = {
@@ -577,7 +577,8 @@ class Setup:
         return result
 
 
-def _check_steps(steps: Any) -> None:
+def check_steps(steps: Any) -> None:
+    """Refuses what cannot be a number of steps an epoch."""
     if steps is None:
         return
     if isinstance(steps, bool) or not isinstance(steps, Integral):

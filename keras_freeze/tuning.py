@@ -37,6 +37,7 @@ from keras_freeze.training import (
     LEARNING_RATES,
     METHODS,
     Setup,
+    _StopWhenNotFinite,
     check_choice,
     duration,
     prepare,
@@ -105,7 +106,7 @@ def sweep(
     runs = list(dict.fromkeys(_check_run(run) for run in runs))
     results = Results(Path(folder) / "results.jsonl")
     pending = [run for run in runs if run not in results]
-    if not (_chief_answers(pending, results) if _is_worker() else pending):
+    if not (_chief_answers(pending, results) if is_worker() else pending):
         return results
     _check_data({run.dataset for run in pending}, data_dir)
     oracle = _PendingRuns(pending, results)
@@ -124,6 +125,24 @@ def sweep(
         tuner.search()
     _raise_if_missing(runs, results, oracle)
     return results
+
+
+def is_worker() -> bool:
+    """Tells a worker, which leaves reports to its chief, from a chief and from a process alone.
+
+    Returns:
+        Whether KerasTuner's environment variables make this process a worker.
+
+    Example:
+
+    ```python
+    results = sweep(experiment.runs, "runs")
+    if not is_worker():
+        print(markdown(experiment, results))
+    ```
+    """
+    distributed = "KERASTUNER_ORACLE_IP" in os.environ
+    return distributed and "chief" not in os.environ.get("KERASTUNER_TUNER_ID", "")
 
 
 def check_trials(tuner: Any) -> None:
@@ -189,7 +208,8 @@ class FreezeHyperModel(keras_tuner.HyperModel):
     `search(epochs=...)` stops every trial after so many epochs of the schedule; `epochs` here
     shortens the schedule itself. `keras_tuner.Hyperband` continues its best trials: give its
     `max_epochs` the same number as `epochs` here, and a trial that is continued to the end has
-    followed the whole schedule once.
+    followed the whole schedule once. It goes on where it was in the schedule, but not in the
+    data: it sees them in the order of the first pass again.
 
     Args:
         dataset: a name of `keras_freeze.datasets.NAMES`.
@@ -322,7 +342,7 @@ class FreezeHyperModel(keras_tuner.HyperModel):
         )
 
 
-class _EndAtDivergence(keras.callbacks.Callback):
+class _EndAtDivergence(_StopWhenNotFinite):
     """Ends training once a loss is not finite: back at the start, and no better than guessing."""
 
     def __init__(self, num_classes: int) -> None:
@@ -334,13 +354,13 @@ class _EndAtDivergence(keras.callbacks.Callback):
         self._state = [keras.ops.convert_to_numpy(v) for v in self.model.optimizer.variables]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if math.isfinite(logs["loss"]) and math.isfinite(logs["val_loss"]):
+        super().on_epoch_end(epoch, logs)
+        if self.epoch is None:
             return
         self.model.set_weights(self._start)
         self.model.optimizer.set_weights(self._state)
         for name, value in self._guessing.items():
             logs[name] = logs[f"val_{name}"] = value
-        self.model.stop_training = True
 
 
 class _PendingRuns(keras_tuner.Oracle):
@@ -395,7 +415,7 @@ class _RunTuner(BaseTuner):
         self._callbacks_of = callbacks_of
 
     def pre_create_trial(self) -> None:
-        if _is_worker():  # which KerasTuner lets ask without a pause while others finish
+        if is_worker():  # which KerasTuner lets ask without a pause while others finish
             time.sleep(_SECONDS_BETWEEN_REQUESTS)
 
     def run_trial(self, trial: Any) -> float:
@@ -468,12 +488,6 @@ def _raise_if_missing(runs: Sequence[Run], results: Results, oracle: _PendingRun
         f"{len(missing)} of {len(runs)} runs have no result. What went wrong is shown above or by "
         "the worker that failed; the same call tries them again.\n" + "\n".join(lines)
     )
-
-
-def _is_worker() -> bool:
-    """Whether the environment says so, by KerasTuner's own rules."""
-    distributed = "KERASTUNER_ORACLE_IP" in os.environ
-    return distributed and "chief" not in os.environ.get("KERASTUNER_TUNER_ID", "")
 
 
 def _chief_answers(pending: Sequence[Run], results: Results) -> bool:

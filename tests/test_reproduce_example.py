@@ -10,6 +10,7 @@ import pytest
 from test_examples import run
 
 from keras_freeze.experiments import EXPERIMENTS
+from keras_freeze.runs import Run
 
 ROOT = Path(__file__).parents[1]
 SHORT = (
@@ -20,20 +21,34 @@ SHORT = (
     "--rates=0.99",
     "--steps_per_epoch=5",
 )
+CHANGES = "dataset=mnist_5k-model=lenet_300_100-epochs=1-seeds=1-rates=0.99-steps_per_epoch=5"
 
 
 def lines_of(folder):
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
+def report_in(folder, name):
+    return (folder / f"{name}-{CHANGES}" / "report.md").read_text(encoding="utf-8")
+
+
+def tensorboard_folder(folder, method):
+    settings = {"epochs": 1, "steps_per_epoch": 5}
+    run_ = Run("mnist_5k", "lenet_300_100", method, 0.99, 0, **settings)
+    return folder / "tensorboard" / run_.label
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One short run: its folder, the finished process, and the report that it wrote."""
     folder = tmp_path_factory.mktemp("reproduce")
+    killed = tensorboard_folder(folder, "baseline") / "train" / "events.of.a.killed.run"
+    killed.parent.mkdir(parents=True)
+    killed.touch()
     flags = ("--experiment=lenet5_extreme_rates", "--tensorboard", f"--output_dir={folder}")
     process = run("reproduce.py", *flags, *SHORT)
     assert process.returncode == 0, process.stderr
-    return folder, process, (folder / "report.md").read_text(encoding="utf-8")
+    return folder, process, report_in(folder, "lenet5_extreme_rates")
 
 
 def test_says_what_is_done_and_what_was_changed(finished):
@@ -61,29 +76,31 @@ def test_report_is_printed_and_has_the_accuracies_of_the_results(finished):
 def test_the_picture_that_the_report_shows_is_there(finished):
     folder, _, report = finished
     assert "(lenet5_extreme_rates.png)" in report
-    assert (folder / "lenet5_extreme_rates.png").read_bytes().startswith(b"\x89PNG")
+    picture = folder / f"lenet5_extreme_rates-{CHANGES}" / "lenet5_extreme_rates.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_run_has_tensorboard_logs_of_its_own(finished):
-    folders = sorted((finished[0] / "tensorboard").iterdir())
-    assert len(folders) == 3
-    for method, folder in zip(("baseline", "freezenet", "snip"), folders, strict=True):
-        assert f", {method}, " in folder.name
-        assert list(folder.glob("train/events*"))
+    folder = finished[0]
+    methods = ("baseline", "freezenet", "snip")
+    folders = {tensorboard_folder(folder, method) for method in methods}
+    assert set((folder / "tensorboard").iterdir()) == folders
+    for logs in folders:  # and that of the run that was killed has no others
+        assert len(list(logs.glob("train/events*"))) == 1
 
 
-def test_another_experiment_takes_the_runs_it_shares_and_writes_its_report(finished):
-    folder, _, _ = finished
+def test_other_experiments_take_the_runs_they_share_and_leave_earlier_reports(finished):
+    folder, _, first_report = finished
     before = (folder / "results.jsonl").read_bytes()
     flags = ("--experiment=lenet5_sizes,lenet5_rates", f"--output_dir={folder}")
     process = run("reproduce.py", *flags, *SHORT)
     assert process.returncode == 0, process.stderr
     assert "3 runs, 3 of them finished" in process.stdout
     assert (folder / "results.jsonl").read_bytes() == before
-    report = (folder / "report.md").read_text(encoding="utf-8")
-    assert "## Table 2: " in report
-    assert "## Figure S7: " in report
-    assert (folder / "lenet5_sizes.png").is_file()
+    assert report_in(folder, "lenet5_sizes").startswith("## Table 2: ")
+    assert report_in(folder, "lenet5_rates").startswith("## Figure S7: ")
+    assert (folder / f"lenet5_sizes-{CHANGES}" / "lenet5_sizes.png").is_file()
+    assert report_in(folder, "lenet5_extreme_rates") == first_report
 
 
 def test_a_worker_leaves_the_report_to_the_chief(finished, tmp_path):
@@ -115,8 +132,11 @@ def test_a_failed_run_is_named_and_the_status_is_not_zero(tmp_path):
     wrong = ("--dataset=mnist_5k", "--model=vgg16_d")  # whose images are too small
     process = run("reproduce.py", *flags, *wrong, f"--output_dir={tmp_path}")
     assert process.returncode == 1
-    assert "vgg16_d on mnist_5k, freezenet, q = 0.99" in process.stderr.split("error: ")[-1]
-    assert "Runs: 0 of 1 finished" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    line = process.stderr.splitlines()[-1]
+    assert line.startswith("reproduce.py: error: 1 of 1 runs have no result. ")
+    assert "vgg16_d on mnist_5k, freezenet, q = 0.99" in line
+    (report,) = tmp_path.glob("lenet5_best_run-dataset=mnist_5k-model=vgg16_d-*/report.md")
+    assert "Runs: 0 of 1 finished" in report.read_text(encoding="utf-8")
 
 
 def test_a_bad_flag_is_one_line_and_a_status(tmp_path):

@@ -335,6 +335,23 @@ def test_a_chief_does_not_count_what_a_killed_chief_had_handed_out(tmp_path):
     assert new.failed == [toy_run(2)]
 
 
+@pytest.mark.parametrize(
+    ("address", "role", "expected"),
+    [
+        (None, None, False),
+        (None, "worker0", False),
+        ("127.0.0.1", "chief", False),
+        ("127.0.0.1", "worker0", True),
+    ],
+)
+def test_a_worker_is_who_has_an_address_and_is_no_chief(address, role, expected, monkeypatch):
+    for name, value in (("ORACLE_IP", address), ("TUNER_ID", role)):
+        monkeypatch.delenv(f"KERASTUNER_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"KERASTUNER_{name}", value)
+    assert tuning.is_worker() is expected
+
+
 # Searches
 
 
