@@ -143,7 +143,7 @@ class Run:
     def from_record(cls, record: Mapping[str, Any]) -> "Run":
         """The run of a record; settings that older versions did not know have their defaults."""
         known = {field.name for field in fields(cls)}
-        settings = record["run"] if isinstance(record, Mapping) else None
+        settings = record.get("run") if isinstance(record, Mapping) else None
         if not isinstance(settings, Mapping) or not isinstance(record.get("result"), Mapping):
             raise TypeError('a record has the objects "run" and "result"')
         return cls(**{name: value for name, value in settings.items() if name in known})
