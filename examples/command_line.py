@@ -34,10 +34,13 @@ def numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
     """The different numbers in a list flag.
 
     Raises:
-        ValueError: for what is no number.
+        ValueError: for what is no number, and for none.
     """
     try:
-        return list(dict.fromkeys(kind(text) for text in flag.value))
+        found = list(dict.fromkeys(kind(text) for text in flag.value))
+        if not found:
+            raise ValueError("there is none")
+        return found
     except ValueError as error:
         raise ValueError(
             f"{flag.name} must be numbers with commas between them. "

@@ -40,7 +40,7 @@ _EPOCHS = flags.DEFINE_integer("epochs", None, "Shortens the schedule of each ru
 _SEEDS = flags.DEFINE_integer("seeds", None, "How many seeds. Default: the paper's number.")
 _RATES = flags.DEFINE_list("rates", None, "Freezing rates instead of the experiment's.")
 _STEPS = flags.DEFINE_integer(
-    "steps_per_epoch", None, "Only the first so many batches of each pass. Default: all."
+    "steps_per_epoch", None, "Only the first so many batches of the images."
 )
 _MODEL = flags.DEFINE_string("model", None, f"Another one of {', '.join(kf.models.MODELS)}.")
 _DATASET = flags.DEFINE_string("dataset", None, f"Another one of {', '.join(kf.datasets.NAMES)}.")
@@ -60,6 +60,7 @@ def main() -> None:
     if _LIST.value:
         print(work.overview(experiments))
         return
+    folder.mkdir(parents=True, exist_ok=True)  # fails now rather than after the first run
     runs = list(dict.fromkeys(run for experiment in experiments for run in experiment.runs))
     _announce(experiments, runs, Results(folder / "results.jsonl"))
     failure = _sweep(runs, folder)
@@ -75,9 +76,10 @@ def _chosen() -> list[Experiment]:
         names = list(EXPERIMENTS)
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown or not names:
+        received = ", ".join(map(repr, unknown)) or "none"
         raise ValueError(
-            f"experiment must be some of {', '.join(EXPERIMENTS)}, or all, or architectures. "
-            f"Received: --experiment={','.join(_EXPERIMENT.value)}"
+            f"experiment must be names out of --list, or all, or architectures. "
+            f"Received: {received}. The names are {', '.join(EXPERIMENTS)}"
         )
     changes: dict[str, Any] = {
         "epochs": _EPOCHS.value,

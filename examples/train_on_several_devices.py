@@ -31,7 +31,13 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Defaul
 
 
 def main() -> None:
-    strategy = tf.distribute.MirroredStrategy(_devices())
+    devices = _devices()
+    if _BATCH_SIZE.value < len(devices):
+        raise ValueError(
+            f"batch_size must be at least the number of devices, {len(devices)}. "
+            f"Received: --batch_size={_BATCH_SIZE.value}"
+        )
+    strategy = tf.distribute.MirroredStrategy(devices)
     source = {"seed": _SEED.value, "data_dir": _DATA_DIR.value}
     train = kf.datasets.load(_DATASET.value, batch_size=_BATCH_SIZE.value, **source)
     test = kf.datasets.load(_DATASET.value, split="test", batch_size=500, **source)

@@ -57,7 +57,9 @@ _SEARCH = flags.DEFINE_enum(
     ["sweep", "grid", "random", "bayesian", "hyperband"],
     "The paper's table, or what searches instead.",
 )
-_TRIALS = flags.DEFINE_integer("trials", 20, "Trials of a random or Bayesian search.")
+_TRIALS = flags.DEFINE_integer(
+    "trials", 20, "Trials of a random or Bayesian search.", lower_bound=1
+)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string(
     "output_dir", "runs/tune_learning_rate", "The folder to write to; the workers' too."

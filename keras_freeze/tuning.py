@@ -89,6 +89,7 @@ def sweep(
         FileNotFoundError, ConnectionError, ImportError: before the first run, where the data cannot
             be had; see `keras_freeze.datasets.load`. In a worker, a ConnectionError if no chief
             answers within ten minutes.
+        ValueError: if only some of KerasTuner's environment variables are set.
         TypeError: for anything but runs.
 
     Example:
@@ -103,6 +104,7 @@ def sweep(
     results[runs[0]]["result"]["test_accuracy"]
     ```
     """
+    _check_environment()
     runs = list(dict.fromkeys(_check_run(run) for run in runs))
     results = Results(Path(folder) / "results.jsonl")
     pending = [run for run in runs if run not in results]
@@ -490,10 +492,22 @@ def _raise_if_missing(runs: Sequence[Run], results: Results, oracle: _PendingRun
     )
 
 
+def _check_environment() -> None:
+    """Refuses settings with which every process would do all the work alone."""
+    names = [f"KERASTUNER_{name}" for name in ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT")]
+    missing = [name for name in names if name not in os.environ]
+    if 0 < len(missing) < len(names):
+        raise ValueError(
+            f"{', '.join(names)} must all be set, or none of them. "
+            f"Received: no {', '.join(missing)}"
+        )
+
+
 def _chief_answers(pending: Sequence[Run], results: Results) -> bool:
     """Waits for the chief, as KerasTuner would for an hour; False if there is none and no work."""
     address = os.environ["KERASTUNER_ORACLE_IP"], int(os.environ["KERASTUNER_ORACLE_PORT"])
     end = time.monotonic() + _SECONDS_FOR_THE_CHIEF
+    is_announced = False
     while True:
         try:
             socket.create_connection(address, timeout=10).close()
@@ -501,6 +515,13 @@ def _chief_answers(pending: Sequence[Run], results: Results) -> bool:
         except OSError as error:
             if all(run in results for run in pending):
                 return False
+            if not is_announced:
+                limit = duration(_SECONDS_FOR_THE_CHIEF)
+                print(
+                    f"Waiting for the chief at {address[0]}:{address[1]}, up to {limit}",
+                    file=sys.stderr,
+                )
+                is_announced = True
             if time.monotonic() > end:
                 raise ConnectionError(
                     f"No chief answers at {address[0]}:{address[1]}. Start the same program with "

@@ -103,7 +103,8 @@ def test_chief_and_workers_are_told_to_search_at_one_rate(tmp_path):
         timeout=120,
     )
     assert process.returncode == 1
-    (line,) = process.stderr.strip().splitlines()
+    line = process.stderr.strip().splitlines()[-1]
+    assert line.startswith("tune_learning_rate.py: error: ")
     assert line.endswith("Received: --rates=0.9,0.99")
     assert not list(tmp_path.iterdir())
 

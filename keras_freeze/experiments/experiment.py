@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from keras_freeze import datasets, models
@@ -169,6 +169,8 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _check_rates(rates: Sequence[float]) -> tuple[float, ...]:
+    if isinstance(rates, (str, Real)):
+        raise TypeError(f"rates must be a sequence of freezing rates. Received: rates={rates!r}")
     chosen = tuple(sorted({check_freeze_rate(rate) for rate in rates}))
     if not chosen:
         raise ValueError(f"rates must be one freezing rate at least. Received: rates={rates!r}")
