@@ -317,7 +317,7 @@ _left_out: set[str] = set()
 
 def _check_result(run: Run, result: Mapping[str, Any]) -> None:
     """Refuses a result that tables and figures could not be made of."""
-    numbers = _NUMBERS[run.measure]
+    numbers = _NUMBERS.get(run.measure, ())
     missing = [name for name in ("report", *numbers) if name not in result]
     wrong = [n for n in numbers if not isinstance(result.get(n), (int, float, type(None)))]
     if missing or wrong or not isinstance(result["report"], Mapping):

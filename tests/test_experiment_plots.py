@@ -40,6 +40,7 @@ def made_up(run, **values):
             "compression_factor": 1 / (1 - 0.997 * rate),
         },
         "history": {"accuracy": accuracies, "val_accuracy": [0.98 * a for a in accuracies]},
+        "diverged_epoch": None,
         "best_epoch": 1 + int(np.argmax(accuracies)),
         "validation_accuracy": 0.98 * max(accuracies),
         "test_accuracy": top - 0.01 * dice.random(),
@@ -52,6 +53,7 @@ def made_up(run, **values):
         "total_weights": trained if run.method == "snip" else 1000,
         "stored_weights": trained,
         "moved_weights": trained,
+        "file_bytes": 4 * trained,
     }
     return {**result, **values}
 
@@ -137,6 +139,45 @@ def test_every_experiment_draws_its_first_run_alone(name, tmp_path):
     figure = plot_experiment(experiment, written(tmp_path / "r.jsonl", experiment.runs[:1]))
     assert f"Not complete: 1 of {len(experiment.runs)} runs." in notes_of(figure)
     figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_draws_runs_without_a_finite_number(name, tmp_path):
+    experiment = SHORT[name].changed(seeds=1)
+    nothing = {
+        "history": {"accuracy": [None], "val_accuracy": [None]},
+        "best_epoch": 0,
+        "validation_accuracy": None,
+        "test_accuracy": None,
+        "gradient_flow": None,
+        "flow": {"epoch": [0], "gradient_flow": [None], "gradient_flow_deviation": [None]},
+        "diverged_epoch": 1,
+    }
+    figure = plot_experiment(experiment, written(tmp_path / "r.jsonl", experiment.runs, **nothing))
+    figure.draw_without_rendering()
+    drawn = [line.get_label() for axes in figure.axes for line in axes.get_lines()]
+    assert "early stop: epoch 0" not in drawn
+
+
+def test_training_accuracy_of_a_run_that_diverged_is_marked_as_failed(tmp_path):
+    experiment = SHORT["lenet5_capacity"].changed(rates=[0.9, 0.99])
+    results = Results(tmp_path / "r.jsonl")
+    for run in experiment.runs:
+        diverges = run.method == "snip" and run.freeze_rate == 0.9 and run.seed == 1
+        result = made_up(run, diverged_epoch=EPOCHS if diverges else None)
+        results.append({"run": asdict(run), "result": result})
+    axes = plot_experiment(experiment, results).axes[0]
+    assert np.isnan(curves_of(axes)["SNIP"].get_ydata()).tolist() == [True, False]
+    assert np.isfinite(curves_of(axes)["FreezeNet"].get_ydata()).all()
+
+
+def test_the_best_run_is_drawn_up_to_the_epoch_in_which_it_diverged(tmp_path):
+    experiment = SHORT["lenet5_best_run"].changed(seeds=1)
+    history = {"accuracy": [0.5, 0.75, None], "val_accuracy": [0.5, 0.625, None]}
+    results = written(tmp_path / "r.jsonl", experiment.runs, history=history, best_epoch=2)
+    axes = plot_experiment(experiment, results).axes[0]
+    np.testing.assert_array_equal(curves_of(axes)["validation"].get_ydata(), [50, 62.5, math.nan])
+    assert "early stop: epoch 2" in curves_of(axes)
 
 
 def test_points_are_means_with_a_band_of_one_deviation(full):
@@ -314,6 +355,7 @@ def test_gradient_flow_is_relative_to_the_dense_mean_and_zero_stays_zero(full):
         np.testing.assert_allclose(lines[label].get_ydata(), np.mean(flows[label], 1) / dense)
     np.testing.assert_allclose(lines["baseline"].get_ydata(), 1.0)
     assert lines["SNIP"].get_ydata()[-1] == 0
+    assert "summed over the training data before their norm" in notes_of(axes.figure)
     assert axes.get_yscale() == "symlog"
     low, high = axes.get_ylim()
     assert low < 0 < high

@@ -221,15 +221,20 @@ def test_other_numbers_of_the_text_and_table_4():
     assert EXPERIMENTS["lenet300_rates"].paper == {("baseline", 0.0): (98.57, None)}
     assert EXPERIMENTS["lenet5_best_run"].paper == {("FreezeNet, 19/1", 0.99): (99.1, None)}
     table = tables_in(markdown(EXPERIMENTS["lenet5_pruning_methods"], Results("no results")))[0]
-    assert [(row[0].split(" (")[0], row[1], row[3]) for row in table[1:]] == [
-        ("baseline", "", "99.4"),
-        ("FreezeNet, 19/1", "", "99.1"),
-        ("SNIP, 19/1", "", "98.9"),
-        ("GraSP", "", "98.9"),
-        ("Connection-Learning", "8.3", "99.2"),
-        ("Dynamic-Network-Surgery", "0.9", "99.1"),
-        ("Learning-Compression", "1.0", "98.9"),
-        ("Sparse-Momentum", "1.0", "99.2"),
+    assert table[0][1:4] == [
+        "sparse gradients in training",
+        "additional hyperparameters",
+        "trained weights (%)",
+    ]
+    assert [(row[0].split(" (")[0], *row[1:4], row[5]) for row in table[1:]] == [
+        ("baseline", "-", "-", "", "99.4"),
+        ("FreezeNet, 19/1", "✓", "✗", "", "99.1"),
+        ("SNIP, 19/1", "✓", "✗", "", "98.9"),
+        ("GraSP", "✓", "✗", "", "98.9"),
+        ("Connection-Learning", "✗", "✗", "8.3", "99.2"),
+        ("Dynamic-Network-Surgery", "✗", "✗", "0.9", "99.1"),
+        ("Learning-Compression", "✗", "✓", "1.0", "98.9"),
+        ("Sparse-Momentum", "✗", "✓", "1.0", "99.2"),
     ]
 
 
@@ -257,7 +262,7 @@ def test_what_is_changed_is_said():
         "mnist_5k instead of mnist",
         "lenet_300_100 instead of lenet_5_caffe",
         "5 of 40 epochs, the schedule shortened in proportion",
-        "only 3 steps an epoch",
+        "only the first 3 batches of training, validation and test images",
         "2 of 5 seeds",
         "rates 0.99, 0.999",
     )
@@ -372,6 +377,28 @@ def test_diverged_runs_are_counted(tmp_path):
     assert "no longer finite" not in markdown(RATES, write(tmp_path / "other", []))
 
 
+def test_training_accuracy_of_a_run_that_diverged_is_not_that_of_its_last_epoch(tmp_path):
+    experiment = dataclasses.replace(RATES, quantity="training_accuracy")
+    complete, diverged = experiment.series[1:]
+    outcomes = [
+        (experiment.runs_of(complete, 0.9)[0], {}),
+        (experiment.runs_of(diverged, 0.9)[0], {"diverged_epoch": 2}),
+        (experiment.runs_of(diverged, 0.9)[1], {}),
+    ]
+    text = markdown(experiment, write(tmp_path, outcomes))
+    assert tables_in(text)[0][2][4:] == ["75.00 (1 of 3)", "not finite (2 of 3)"]
+    assert "counts as not finite: SNIP at q = 0.9, 1 of 2 runs." in text
+    assert "best epoch" not in text
+
+
+def test_a_dense_network_without_gradient_divides_nothing(tmp_path):
+    experiment = EXPERIMENTS["vgg16_gradient_flow"].changed(seeds=1, rates=[0.99])
+    results = write(tmp_path, [(run, {"gradient_flow": 0.0}) for run in experiment.runs])
+    text = markdown(experiment, results)
+    assert "or has none" in text
+    assert {cell for row in tables_in(text)[0][1:] for cell in row[3:]} == {""}
+
+
 def test_a_value_that_is_not_finite_is_called_so(tmp_path):
     experiment = dataclasses.replace(RATES, quantity="validation_accuracy")
     outcomes = [(RATES.runs_of(RATES.series[1], 0.99)[0], {"validation_accuracy": None})]
@@ -424,6 +451,7 @@ def test_gradient_flow_is_relative_to_the_dense_mean(tmp_path):
         ["", "3.50 ± 0.71", "0.00 ± 0.00", "0.10 (1 of 2)"],
     ]
     assert "mean of 0.2," in text
+    assert "summed over the training data before their norm" in text
     without = [(run, changes) for run, changes in outcomes if run.method != "baseline"]
     text = markdown(experiment, write(tmp_path / "others", without))
     assert "not measured yet" in text
@@ -585,16 +613,71 @@ def test_grasps_result_is_the_best_of_its_search_in_validation(tmp_path):
     ]
     methods, search = tables_in(markdown(experiment, write(tmp_path, outcomes)))
     assert methods[1:5] == [
-        ["baseline", "", "", "99.4"],
-        ["FreezeNet, 19/1", "1.0", "80.00", "99.1"],
-        ["SNIP, 19/1", "", "", "98.9"],
-        ["GraSP, 19/1, learning rate 0.2", "1.0", "40.00", "98.9"],
+        ["baseline", "-", "-", "", "", "99.4"],
+        ["FreezeNet, 19/1", "✓", "✗", "1.0", "80.00", "99.1"],
+        ["SNIP, 19/1", "✓", "✗", "", "", "98.9"],
+        ["GraSP, 19/1, learning rate 0.2", "✓", "✗", "1.0", "40.00", "98.9"],
     ]
     assert search[0] == ["learning rate", "9/1", "19/1", "3/1"]
     assert [row[0] for row in search[1:]] == [f"{rate:g}" for rate in LEARNING_RATES]
     by_rate = {row[0]: row[1:] for row in search[1:]}
     assert by_rate["0.1"] == ["90.00 / 50.00", "", ""]
     assert by_rate["0.2"] == ["", "**95.00 / 40.00**", ""]
+
+
+def test_pruning_methods_have_a_table_for_each_rate_and_the_papers_numbers_at_theirs(tmp_path):
+    experiment = EXPERIMENTS["lenet5_pruning_methods"].changed(seeds=1, rates=[0.9, 0.99])
+    accuracies = {
+        ("baseline", 0.0): [99.0],
+        ("FreezeNet, 19/1", 0.9): [90.0],
+        ("FreezeNet, 19/1", 0.99): [80.0],
+        ("GraSP, 9/1, learning rate 0.1", 0.9): [70.0],
+        ("GraSP, 3/1, learning rate 0.2", 0.99): [60.0],
+    }
+    results = write_accuracies(tmp_path, experiment, accuracies)
+    text = markdown(experiment, results)
+    at_90, search_at_90, at_99, search_at_99 = tables_in(text)
+    assert text.index("q = 0.9:") < text.index("q = 0.99:")
+    assert [(row[0], *row[3:]) for row in at_90[1:]] == [
+        ("baseline", "100.0", "99.00", "99.4"),
+        ("FreezeNet, 19/1", "10.0", "90.00", ""),
+        ("SNIP, 19/1", "", "", ""),
+        ("GraSP, 9/1, learning rate 0.1", "10.0", "70.00", ""),
+    ]
+    assert [(row[0], *row[3:]) for row in at_99[1:5]] == [
+        ("baseline", "100.0", "99.00", "99.4"),
+        ("FreezeNet, 19/1", "1.0", "80.00", "99.1"),
+        ("SNIP, 19/1", "", "", "98.9"),
+        ("GraSP, 3/1, learning rate 0.2", "1.0", "60.00", "98.9"),
+    ]
+    assert len(at_99) == 1 + 4 + 4
+    bold = [
+        [cell for row in table for cell in row if "**" in cell]
+        for table in (search_at_90, search_at_99)
+    ]
+    assert bold == [["**35.00 / 70.00**"], ["**30.00 / 60.00**"]]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_experiment_has_a_table_of_runs_without_a_finite_number(name, tmp_path):
+    experiment = EXPERIMENTS[name].changed(seeds=2)
+    nothing = {
+        "history": {"accuracy": [None], "val_accuracy": [None]},
+        "best_epoch": 0,
+        "validation_accuracy": None,
+        "test_accuracy": None,
+        "gradient_flow": None,
+        "flow": {"epoch": [0], "gradient_flow": [None], "gradient_flow_deviation": [None]},
+        "pruning": {"largest_frozen_weight": None, "after": {"accuracy": None}},
+    }
+    outcomes = [
+        (run, {**nothing, "diverged_epoch": 1} if "training" in run.measure else nothing)
+        for run in experiment.runs
+    ]
+    results = write(tmp_path, outcomes)
+    text = markdown(experiment, results)
+    assert "nan" not in "".join(cell for table in tables_in(text) for row in table for cell in row)
+    assert f"Runs: {len(experiment.runs)} of {len(experiment.runs)} finished" in text
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -4,7 +4,6 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,20 @@ import keras
 from keras_freeze import datasets, models
 from keras_freeze.experiments.catalog import REPORTED
 from keras_freeze.experiments.experiment import Experiment, Series
-from keras_freeze.experiments.summary import QUANTITIES, Point, points_of
+from keras_freeze.experiments.summary import (
+    QUANTITIES,
+    Point,
+    as_number,
+    as_per_cent,
+    best_in_validation,
+    by_dataset,
+    dense_mean,
+    grasp_search,
+    label_of_largest,
+    points_at,
+    points_of,
+    seeds_in_words,
+)
 from keras_freeze.files import replacing
 from keras_freeze.report import PaperSize, paper_sizes, report
 from keras_freeze.runs import Results
@@ -30,6 +42,25 @@ _TABLE_1 = (
     ("pruned", "D (1 - q)", "D (1 - q)", YES, YES, NO),
     ("FreezeNet", "D", "D (1 - q)", YES, NO, YES),
 )
+
+# Of table 4, as printed: sparse gradients in training, additional hyperparameters.
+_TABLE_4: Mapping[str, tuple[str, str]] = {
+    "baseline": ("-", "-"),
+    "snip": (YES, NO),
+    "grasp": (YES, NO),
+    "Connection-Learning": (NO, NO),
+    "Dynamic-Network-Surgery": (NO, NO),
+    "Learning-Compression": (NO, YES),
+    "Sparse-Momentum": (NO, YES),
+    "freezenet": (YES, NO),
+}
+
+# What is shown of a run that diverged, by quantity.
+_SHOWN_OF_DIVERGED: Mapping[str, str] = {
+    "test_accuracy": "the accuracy shown is of the best epoch before, or of the start",
+    "validation_accuracy": "the accuracy shown is of the best epoch before, if there was one",
+    "training_accuracy": "such a run has no accuracy of its last epoch, and counts as not finite",
+}
 
 # The share of the dense network's gradient from which a gradient flow is called faithful. The paper
 # names none.
@@ -114,7 +145,7 @@ def _rates(experiment: Experiment, results: Results) -> list[str]:
     quantity = QUANTITIES[experiment.quantity]
     tables = [
         _rate_table(_columns(experiment, group, results), quantity.decimals, experiment.paper)
-        for group in _by_dataset(experiment.series)
+        for group in by_dataset(experiment.series)
     ]
     bold = (
         " Bold: the best of its row by more than its standard deviation and the other's together."
@@ -130,29 +161,34 @@ def _rates(experiment: Experiment, results: Results) -> list[str]:
 
 def _relative(experiment: Experiment, results: Results) -> list[str]:
     """The same, divided by the mean of the dense network."""
-    dense = _dense_mean(experiment, results)
+    dense = dense_mean(experiment, results)
     relative = {
-        label: {rate: _map(point, lambda value: value / dense) for rate, point in column.items()}
+        label: {rate: point.relative_to(dense) for rate, point in column.items()}
         for label, column in _columns(experiment, experiment.series, results).items()
     }
     name = QUANTITIES[experiment.quantity].name
     if math.isnan(dense):
-        text = f"The {name} relative to the dense network, which is not measured yet."
+        text = f"The {name} relative to the dense network, which is not measured yet, or has none."
     else:
         name += f", divided by the dense network's mean of {dense:.4g}"
         text = _cells_are(name, experiment)
-    return [text, _rate_table(relative, 2, {})]
+    how = (
+        "The gradients are summed over the training data before their norm is taken, with "
+        "BatchNormalization in training mode."
+    )
+    return [f"{text} {how}", _rate_table(relative, 2, {})]
 
 
 def _flow_in_training(experiment: Experiment, results: Results) -> list[str]:
-    """The gradient at some epochs of the first seed's runs, and what the runs came to."""
+    """The gradient at some epochs of one run of each series, and what the runs came to."""
     blocks = [
         "L1 norm of the gradient per trained parameter: mean ± standard deviation over the batches "
-        "of training data, in the runs of the first seed, after some of the epochs."
+        "of training data, of each series in the finished run with the lowest seed, after some of "
+        "the epochs."
     ]
-    columns = _columns(experiment, experiment.series, results)
     for rate in experiment.rates:
-        flows = {label: _flow_by_epoch(column[rate]) for label, column in columns.items()}
+        points = points_at(experiment, results, rate)
+        flows = {label: _flow_by_epoch(point) for label, point in points.items()}
         epochs = sorted({epoch for flow in flows.values() for epoch in flow})
         rows = [
             [str(epoch), *(flow.get(epoch, "") for flow in flows.values())]
@@ -168,7 +204,7 @@ def _best_series(experiment: Experiment, results: Results) -> list[str]:
     tested = _columns(experiment, experiment.series, results, "test_accuracy")
     rows = []
     for rate in experiment.rates:
-        best = _largest({label: column[rate].mean for label, column in validated.items()})
+        best = label_of_largest({label: column[rate].mean for label, column in validated.items()})
         cells = ["", "", ""]
         if best is not None:
             cells = [best, *(_cell(columns[best][rate], 2) for columns in (validated, tested))]
@@ -183,14 +219,13 @@ def _best_series(experiment: Experiment, results: Results) -> list[str]:
 
 def _validation_curves(experiment: Experiment, results: Results) -> list[str]:
     """How good in validation, and after how many epochs nearly as good as the best."""
-    columns = _columns(experiment, experiment.series, results, "validation_accuracy")
     blocks = [
         f"{_cells_are('best validation accuracy (%)', experiment)} And the mean number of epochs "
         "until it is within one percentage point of the best mean of the table."
     ]
     for rate in experiment.rates:
-        points = {label: column[rate] for label, column in columns.items()}
-        best = _largest({label: point.mean for label, point in points.items()})
+        points = points_at(experiment, results, rate, "validation_accuracy")
+        best = label_of_largest({label: point.mean for label, point in points.items()})
         goal = points[best].mean - 1.0 if best else math.nan
         until = f"epochs until {goal:.2f} %" if best else "epochs"
         rows = [[label, _cell(p, 2), _epochs_until(goal, p)] for label, p in points.items()]
@@ -206,7 +241,7 @@ def _best_run(experiment: Experiment, results: Results) -> list[str]:
     blocks = ["The result is the run with the best validation accuracy, in bold."]
     for label, column in _columns(experiment, experiment.series, results).items():
         for rate, point in column.items():
-            best = _best_of(point)
+            best = best_in_validation(point)
             rows = [
                 [
                     f"**{cell}**" if result is best else cell
@@ -228,7 +263,7 @@ def _best_run(experiment: Experiment, results: Results) -> list[str]:
 
 def _costs(experiment: Experiment, results: Results) -> list[str]:
     """Table 1, measured."""
-    dense = _dense_mean(experiment, results)
+    dense = dense_mean(experiment, results)
     rows = [
         [label, f"{rate:g}", *_cost_cells(point, dense)]
         for label, column in _columns(experiment, experiment.series, results).items()
@@ -237,10 +272,10 @@ def _costs(experiment: Experiment, results: Results) -> list[str]:
     marks = ["sparse gradients", "sparse tensor computations", "faithful gradient flow"]
     counts = ["total weights", "weights to store"]
     return [
-        f"Means over {_seeds(experiment)}; D is the number of the dense network's weights. Total "
-        "weights: those that are not zero. Weights to store: those whose values a .freeze file "
-        "holds; beside them the size of the whole file. Sparse gradients: the weights that one "
-        "training step changed, ✓ if they are no more than those to be trained. Sparse tensor "
+        f"Means over {seeds_in_words(experiment)}; D is the number of the dense network's weights. "
+        "Total weights: those that are not zero. Weights to store: those whose values a .freeze "
+        "file holds; beside them the size of the whole file. Sparse gradients: the weights that "
+        "one training step changed, ✓ if they are no more than those to be trained. Sparse tensor "
         "computations: ✓ if every frozen weight is zero. Gradient flow: the L1 norm per trained "
         f"parameter relative to the dense network's, ✓ from {_FAITHFUL:g} on, a limit of ours.",
         table(["method", "q", *counts, "file (bytes)", *marks], rows),
@@ -281,38 +316,65 @@ def _sizes(experiment: Experiment, results: Results) -> list[str]:
 
 
 def _pruning_methods(experiment: Experiment, results: Results) -> list[str]:
-    """Table 4: the best run of each method, GraSP's out of its whole search."""
-    points = {
-        label: point
-        for label, column in _columns(experiment, experiment.series, results).items()
-        for point in column.values()
-    }
-    searched = [s for s in experiment.series if s.settings["method"] == "grasp"]
-    best = {label: _best_of(point) for label, point in points.items()}
-    winner = _largest({s.label: _validation_accuracy(best[s.label]) for s in searched})
-    labels = [s.label for s in experiment.series if s not in searched or s.label == winner]
-    paper = {label: accuracy for (label, _), accuracy in experiment.paper.items()}
-    if searched and experiment.paper:
-        paper[winner or "GraSP"] = (REPORTED["GraSP"][1], None)
-    rows = [
-        [label, *_best_cells(best.get(label)), _printed(paper.get(label))]
-        for label in (labels if winner or not searched else [*labels, "GraSP"])
-    ]
-    rows += [
-        [f"{name} (as reported in the paper, not measured)", f"{share:.1f}", "", f"{accuracy:.1f}"]
-        for name, (share, accuracy) in (REPORTED if experiment.paper else {}).items()
-        if name not in ("SNIP", "GraSP", "FreezeNet")
-    ]
-    header = ["method", "trained weights (%)", "test accuracy (%)", "the paper's (%)"]
-    return [
+    """Table 4: the best run of each method, GraSP's out of its whole search; for each rate."""
+    blocks = [
         "Of each method the run with the best validation accuracy over "
-        f"{_seeds(experiment)}, and its test accuracy.",
-        table(header, rows),
-        "GraSP's search: of each learning rate and split of training and validation images the "
-        "validation and the test accuracy (%) of the seed that is best in validation; in bold what "
-        "is best in validation of all, which is GraSP's result above.",
-        _search_table(searched, best, winner),
+        f"{seeds_in_words(experiment)}, and its test accuracy. Sparse gradients and additional "
+        "hyperparameters: as the paper says. GraSP's result is that of its whole search: below, of "
+        "each learning rate and split of training and validation images the validation and the "
+        "test accuracy (%) of the seed that is best in validation; in bold what is best in "
+        "validation of all.",
     ]
+    for rate in experiment.rates:
+        points = points_at(experiment, results, rate)
+        searched, winner = grasp_search(experiment, points)
+        best = {label: best_in_validation(point) for label, point in points.items()}
+        blocks += [f"q = {rate:g}:", _method_table(experiment, rate, best, searched, winner)]
+        if searched:
+            blocks += ["GraSP's search:", _search_table(searched, best, winner)]
+    return blocks
+
+
+def _method_table(
+    experiment: Experiment,
+    rate: float,
+    best: Mapping[str, Mapping[str, Any] | None],
+    searched: Sequence[Series],
+    winner: str | None,
+) -> str:
+    """A row for each method, and for those that the paper reports where the rate is theirs."""
+    is_papers = any(r == rate for _, r in experiment.paper)
+    paper = {label: value for (label, r), value in experiment.paper.items() if r in (0.0, rate)}
+    methods = {s.label: s.settings["method"] for s in experiment.series if s not in searched}
+    if searched:
+        label = winner or "GraSP"
+        methods[label] = "grasp"
+        if is_papers:
+            paper[label] = (REPORTED["GraSP"][1], None)
+    rows = [
+        [
+            label,
+            *_TABLE_4.get(method, ("", "")),
+            *_best_cells(best.get(label)),
+            _printed(paper.get(label)),
+        ]
+        for label, method in methods.items()
+    ]
+    if is_papers:
+        rows += [
+            [
+                f"{name} (as reported in the paper, not measured)",
+                *_TABLE_4[name],
+                f"{share:.1f}",
+                "",
+                f"{accuracy:.1f}",
+            ]
+            for name, (share, accuracy) in REPORTED.items()
+            if name in _TABLE_4
+        ]
+    header = ["method", "sparse gradients in training", "additional hyperparameters"]
+    header += ["trained weights (%)", "test accuracy (%)", "the paper's (%)"]
+    return table(header, rows)
 
 
 VIEWS: Mapping[str, Callable[[Experiment, Results], list[str]]] = {
@@ -340,13 +402,6 @@ def _columns(
         s.label: {point.rate: point for point in points_of(experiment, s, results, quantity)}
         for s in series
     }
-
-
-def _by_dataset(series: Iterable[Series]) -> list[list[Series]]:
-    groups: dict[Any, list[Series]] = {}
-    for s in series:
-        groups.setdefault(s.settings.get("dataset"), []).append(s)
-    return list(groups.values())
 
 
 def _rate_table(
@@ -426,10 +481,9 @@ def _pruning(experiment: Experiment, results: Results) -> list[str]:
         for rate, point in column.items():
             checks = [r["pruning"] for r in point.results if r.get("pruning") is not None]
             if checks:
-                after = tuple(100.0 * check["after"]["accuracy"] for check in checks)
-                largest = max(check["largest_frozen_weight"] for check in checks)
-                pruned = replace(point, values=after)
-                cells = [_cell(point, 2), _cell(pruned, 2), f"{largest:.2g}"]
+                pruned = point.with_values(as_per_cent(c["after"]["accuracy"]) for c in checks)
+                largest = [as_number(check["largest_frozen_weight"]) for check in checks]
+                cells = [_cell(point, 2), _cell(pruned, 2), _largest_of(largest)]
                 rows.append([label, f"{rate:g}", *cells])
     if not rows:
         return []
@@ -441,13 +495,12 @@ def _pruning(experiment: Experiment, results: Results) -> list[str]:
     ]
 
 
-def _dense_mean(experiment: Experiment, results: Results) -> float:
-    (dense,) = _columns(experiment, experiment.series, results)["baseline"].values()
-    return dense.mean
+def _largest_of(values: Sequence[float]) -> str:
+    return f"{max(values):.2g}" if all(map(math.isfinite, values)) else "not finite"
 
 
 def _flow_by_epoch(point: Point) -> dict[int, str]:
-    """Mean and deviation of the first seed's gradient, by the epochs that were trained before."""
+    """Mean and deviation of the first run's gradient, by the epochs that were trained before."""
     if not point.results:
         return {}
     flow = point.results[0]["flow"]
@@ -463,30 +516,14 @@ def _some(values: Sequence[int]) -> list[int]:
     return [values[index] for index in sorted(chosen)] if values else []
 
 
-def _largest(values: Mapping[str, float]) -> str | None:
-    """The first name with the largest value; None if no value is finite."""
-    finite = [name for name, value in values.items() if math.isfinite(value)]
-    return max(finite, key=values.__getitem__, default=None)
-
-
 def _epochs_until(goal: float, point: Point) -> str:
     counts = []
     for result in point.results:
-        curve = [100.0 * (value or 0.0) for value in result["history"]["val_accuracy"]]
+        curve = map(as_per_cent, result["history"]["val_accuracy"])
         counts += [epoch for epoch, value in enumerate(curve, start=1) if value >= goal][:1]
     if len(counts) < len(point.results):
         return f"reached by {len(counts)} of {len(point.results)}"
     return f"{statistics.fmean(counts):.1f}" if counts else ""
-
-
-def _best_of(point: Point) -> Mapping[str, Any] | None:
-    """The first result with the best validation accuracy."""
-    return max(point.results, key=_validation_accuracy, default=None)
-
-
-def _validation_accuracy(result: Mapping[str, Any] | None) -> float:
-    accuracy = None if result is None else result["validation_accuracy"]
-    return -math.inf if accuracy is None else accuracy
 
 
 def _best_cells(result: Mapping[str, Any] | None) -> list[str]:
@@ -568,11 +605,11 @@ def _size_cells(size: PaperSize, point: Point) -> list[str]:
 
 
 def _ratio(accuracy: float, dense: float) -> str:
-    return "" if math.isnan(accuracy / dense) else f"{accuracy / dense:.3f}"
+    return f"{accuracy / dense:.3f}" if dense and math.isfinite(accuracy / dense) else ""
 
 
 def _per_cent(share: float | None) -> str:
-    return "not finite" if share is None else f"{100.0 * share:.2f}"
+    return "not finite" if share is None else f"{as_per_cent(share):.2f}"
 
 
 def _divergences(experiment: Experiment, results: Results) -> list[str]:
@@ -585,10 +622,8 @@ def _divergences(experiment: Experiment, results: Results) -> list[str]:
                 found.append(f"{label} at q = {rate:g}, {count} of {len(point.results)} runs")
     if not found:
         return []
-    return [
-        "The loss was no longer finite, which ended training; what is shown is of the best epoch "
-        f"before, or of the start: {'; '.join(found)}."
-    ]
+    shown = _SHOWN_OF_DIVERGED[experiment.quantity]
+    return [f"The loss was no longer finite, which ended training; {shown}: {'; '.join(found)}."]
 
 
 def _colophon(experiment: Experiment, results: Results) -> str:
@@ -614,20 +649,10 @@ def _cells_are(quantity: str, experiment: Experiment) -> str:
         text = f"Cells: {quantity}, of one seed"
     else:
         text = (
-            f"Cells: {quantity}, mean ± standard deviation over {_seeds(experiment)}; in "
+            f"Cells: {quantity}, mean ± standard deviation over {seeds_in_words(experiment)}; in "
             "parentheses how many of them are finished where some are missing"
         )
     return text + ("; and the paper's value." if experiment.paper else ".")
-
-
-def _seeds(experiment: Experiment) -> str:
-    return "one seed" if experiment.seeds == 1 else f"{experiment.seeds} seeds"
-
-
-def _map(point: Point, function: Callable[[float], float]) -> Point:
-    """The same point with other values; none where the function gives NaN."""
-    values = tuple(map(function, point.values))
-    return replace(point, values=() if any(map(math.isnan, values)) else values)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

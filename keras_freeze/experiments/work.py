@@ -94,22 +94,33 @@ def overview(experiments: Iterable[Experiment]) -> str:
     return "\n".join([*lines, "Hours: roughly, on two CPU cores."])
 
 
+def steps_per_epoch(run: Run) -> int:
+    """How many steps an epoch of a run has.
+
+    Args:
+        run: any run.
+
+    Example:
+        >>> steps_per_epoch(Run("mnist", "lenet_300_100", "freezenet", 0.99, seed=0))
+        540
+    """
+    assert run.validation_fraction is not None  # a Run has taken it from its recipe
+    images = datasets.info(run.dataset).num_training
+    images -= round(run.validation_fraction * images)
+    steps = math.ceil(images / recipe_for(run.dataset).batch_size)
+    return steps if run.steps_per_epoch is None else min(steps, run.steps_per_epoch)
+
+
 def _steps_of(run: Run) -> int:
     """Batches that go forward and backward."""
     assert run.epochs is not None  # a Run has taken it from its recipe
-    assert run.validation_fraction is not None
-    images = datasets.info(run.dataset).num_training
-    images -= round(run.validation_fraction * images)
-    a_pass = math.ceil(images / recipe_for(run.dataset).batch_size)
-    if run.steps_per_epoch is not None:
-        a_pass = min(a_pass, run.steps_per_epoch)
     passes = {
         "training": run.epochs,
         "gradient_flow": 1,
         "gradient_flow_in_training": 2 * run.epochs + 1,
         "costs": 1,
     }
-    return a_pass * passes[run.measure]
+    return steps_per_epoch(run) * passes[run.measure]
 
 
 def _seconds_a_step(run: Run) -> float:

@@ -4,14 +4,24 @@ import functools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_freeze import datasets
 from keras_freeze.experiments import QUANTITIES, Experiment, Point, Series, points_of
 from keras_freeze.experiments.catalog import REPORTED
+from keras_freeze.experiments.summary import (
+    as_per_cent,
+    best_in_validation,
+    by_dataset,
+    dense_mean,
+    grasp_search,
+    is_dense,
+    label_of_largest,
+    points_at,
+    seeds_in_words,
+)
+from keras_freeze.experiments.work import steps_per_epoch
 from keras_freeze.plots.curves import (
     Curve,
     RateScale,
@@ -33,7 +43,7 @@ from keras_freeze.plots.style import (
     draw_grid,
     new_figure,
 )
-from keras_freeze.runs import Results
+from keras_freeze.runs import Results, Run
 from keras_freeze.training import LEARNING_RATES, check_choice
 
 if TYPE_CHECKING:
@@ -111,11 +121,9 @@ def _add_texts(figure: "Figure", title: str, notes: Iterable[str]) -> None:
 
 def _draw_rates(experiment: Experiment, results: Results) -> tuple["Figure", str]:
     """A panel for each data set."""
-    groups: dict[Any, list[Series]] = {}
-    for series in experiment.series:
-        groups.setdefault(series.settings.get("dataset"), []).append(series)
+    groups = by_dataset(experiment.series)
     figure, panels = _panels(len(groups))
-    for axes, group in zip(panels, groups.values(), strict=True):
+    for axes, group in zip(panels, groups, strict=True):
         _draw_quantity(axes, experiment, group, results)
     return figure, _spread_of(experiment)
 
@@ -123,8 +131,9 @@ def _draw_rates(experiment: Experiment, results: Results) -> tuple["Figure", str
 def _draw_best_series(experiment: Experiment, results: Results) -> tuple["Figure", str]:
     """Those that are best in validation somewhere; the test set chooses nothing."""
     best = {
-        _largest({label: point.mean for label, point in points.items()})
-        for _, points in _by_rate(experiment, results, "validation_accuracy")
+        label_of_largest({label: point.mean for label, point in points.items()})
+        for rate in experiment.rates
+        for points in [points_at(experiment, results, rate, "validation_accuracy")]
     }
     figure, (axes,) = _panels(1)
     chosen = [series for series in experiment.series if series.label in best]
@@ -172,7 +181,7 @@ def _scale_rates(
     axes: "Axes", experiment: Experiment, columns: Mapping[str, Sequence[Point]]
 ) -> RateScale:
     """Makes the axis one of freezing rates, all that there are to be."""
-    series = [s for s in experiment.series if not _is_level(s)]
+    series = [s for s in experiment.series if not is_dense(s)]
     rates = sorted({rate for s in series for rate in experiment.rates_of(s)})
     real_rates = {
         point.rate: point.real_rate
@@ -200,8 +209,8 @@ def _curve_of(
         colour,
         marker,
         mean=np.array([point.mean for point in points]),
-        deviation=np.array([_deviation_of(point) for point in points]),
-        x=None if _is_level(series) else np.array([point.rate for point in points]),
+        deviation=np.array([point.deviation for point in points]),
+        x=None if is_dense(series) else np.array([point.rate for point in points]),
         failed=tuple(p.rate for p in points if p.values and not math.isfinite(p.mean)),
         paper=paper,
     )
@@ -211,25 +220,29 @@ def _draw_relative(experiment: Experiment, results: Results) -> tuple["Figure", 
     """Divided by the dense network's mean, once that is known."""
     columns = {s.label: points_of(experiment, s, results) for s in experiment.series}
     name = QUANTITIES[experiment.quantity].name
-    dense = columns["baseline"][0].mean
+    dense = dense_mean(experiment, results)
     if math.isfinite(dense):
         name = f"{name},\nrelative to the dense network"
         columns = {
-            label: [_with_values(point, [v / dense for v in point.values]) for point in points]
+            label: [point.relative_to(dense) for point in points]
             for label, points in columns.items()
         }
     figure, (axes,) = _panels(1)
     curves, _ = _draw_over_rates(axes, experiment, experiment.series, columns, name)
     log_scale(axes, _means_of(curves))
     draw_legend(axes, curves)
-    return figure, _spread_of(experiment)
+    return figure, (
+        f"{_spread_of(experiment)} Gradients are summed over the training data before their norm "
+        "is taken, with BatchNormalization in training mode."
+    )
 
 
 def _draw_flow_in_training(experiment: Experiment, results: Results) -> tuple["Figure", str]:
-    """The run of the first seed, a panel for each rate."""
+    """One run of each series, a panel for each rate."""
     figure, panels = _panels(len(experiment.rates))
     styles = _styles_of(experiment.series)
-    for axes, (rate, points) in zip(panels, _by_rate(experiment, results), strict=True):
+    for axes, rate in zip(panels, experiment.rates, strict=True):
+        points = points_at(experiment, results, rate)
         curves = [
             _flow_curve(label, *styles[label], point.results[0]["flow"])
             for label, point in points.items()
@@ -241,7 +254,10 @@ def _draw_flow_in_training(experiment: Experiment, results: Results) -> tuple["F
         axes.set_ylabel("L1 norm of the gradient\nper trained parameter")
         axes.set_title(f"q = {rate:g}", loc="left", fontsize=10)
         draw_legend(axes, curves)
-    return figure, "Mean and standard deviation over the training data, of the first seed's run."
+    return figure, (
+        "Mean and standard deviation over the batches of training data, of each series in the "
+        "finished run with the lowest seed."
+    )
 
 
 def _flow_curve(label: str, colour: str, marker: str, flow: Mapping[str, Any]) -> Curve:
@@ -256,10 +272,13 @@ def _draw_validation_curves(experiment: Experiment, results: Results) -> tuple["
     """A panel for each rate."""
     figure, panels = _panels(len(experiment.rates))
     styles = _styles_of(experiment.series)
-    for axes, (rate, points) in zip(panels, _by_rate(experiment, results), strict=True):
+    for axes, rate in zip(panels, experiment.rates, strict=True):
+        points = points_at(experiment, results, rate)
         curves = [
-            _validation_curve(label, *styles[label], point.results, experiment.steps_per_epoch)
-            for label, point in points.items()
+            _validation_curve(s.label, *styles[s.label], point.results, run)
+            for s in experiment.series
+            for point in [points[s.label]]
+            for run in experiment.runs_of(s, point.rate)[:1]
             if point.results
         ]
         draw_curves(axes, curves)
@@ -272,8 +291,10 @@ def _draw_validation_curves(experiment: Experiment, results: Results) -> tuple["
         if region is not None:
             add_inset(axes, curves, region, _set_steps)
         draw_legend(axes, curves, _legend_title(experiment.series))
-    note = f"Mean over {_seeds(experiment)} after each epoch, for the first {_MAX_STEPS:,} steps."
-    return figure, note
+    return figure, (
+        f"Mean over {seeds_in_words(experiment)} after each epoch, for the first {_MAX_STEPS:,} "
+        "steps."
+    )
 
 
 def _validation_curve(
@@ -281,15 +302,17 @@ def _validation_curve(
     colour: str,
     marker: str,
     results: Sequence[Mapping[str, Any]],
-    steps_per_epoch: int | None,
+    run: Run,
 ) -> Curve:
-    """The mean as far as all of the runs went."""
+    """The mean as far as all of the runs went, which are as long as `run`."""
+    assert run.epochs is not None  # a Run has taken it from its recipe
     accuracies = [result["history"]["val_accuracy"] for result in results]
     length = min(map(len, accuracies))
     mean = 100 * np.mean([np.array(a[:length], np.float64) for a in accuracies], axis=0)
-    steps = _steps_of(results[0], steps_per_epoch) * np.arange(1, length + 1)
+    steps = steps_per_epoch(run) * np.arange(1, length + 1)
     shown = steps <= _MAX_STEPS
-    stopped = length < results[0]["recipe"]["epochs"] and steps[-1] <= _MAX_STEPS
+    last = steps_per_epoch(run) * length
+    stopped = length < run.epochs and last <= _MAX_STEPS
     return Curve(
         label,
         colour,
@@ -297,17 +320,8 @@ def _validation_curve(
         mean[shown],
         np.zeros(shown.sum()),
         steps[shown],
-        failed=(steps[-1],) if stopped else (),
+        failed=(last,) if stopped else (),
     )
-
-
-def _steps_of(result: Mapping[str, Any], limit: int | None) -> int:
-    """How many steps an epoch of this run had."""
-    images = datasets.info(result["dataset"]).num_training
-    recipe = result["recipe"]
-    images -= round(recipe["validation_fraction"] * images)
-    steps = math.ceil(images / recipe["batch_size"])
-    return steps if limit is None else min(steps, limit)
 
 
 def _set_steps(inset: "Axes", low: float, high: float) -> None:
@@ -325,13 +339,15 @@ def _draw_best_run(experiment: Experiment, results: Results) -> tuple["Figure", 
     ]
     figure, panels = _panels(len(columns))
     for axes, (label, point) in zip(panels, columns, strict=True):
-        best = _best_of(point)
+        best = best_in_validation(point)
         title = f"{label}, q = {point.rate:g}"
         if best is not None:
             _draw_run(axes, best)
-            title += f": seed {best['seed']}, test accuracy {best['test_accuracy']:.2%}"
+            title += (
+                f": seed {best['seed']}, test accuracy {as_per_cent(best['test_accuracy']):.2f}%"
+            )
         axes.set_title(title, loc="left", fontsize=10)
-    return figure, f"The run with the best validation accuracy of {_seeds(experiment)}."
+    return figure, f"The run with the best validation accuracy of {seeds_in_words(experiment)}."
 
 
 def _draw_run(axes: "Axes", result: Mapping[str, Any]) -> None:
@@ -339,7 +355,14 @@ def _draw_run(axes: "Axes", result: Mapping[str, Any]) -> None:
     epochs = np.arange(1, len(history["accuracy"]) + 1)
     marker = "o" if len(epochs) < 10 else ""
     curves = [
-        Curve(label, colour, marker, 100 * np.array(history[name]), np.zeros(len(epochs)), epochs)
+        Curve(
+            label,
+            colour,
+            marker,
+            100 * np.array(history[name], np.float64),
+            np.zeros(len(epochs)),
+            epochs,
+        )
         for label, colour, name in (
             ("training", GREY, "accuracy"),
             ("validation", BLUE, "val_accuracy"),
@@ -354,6 +377,7 @@ def _draw_run(axes: "Axes", result: Mapping[str, Any]) -> None:
         reach = max(3, len(epochs) // 12)
         near = slice(max(0, best - 1 - reach), best + reach)
         values = np.concatenate([curve.mean[near] for curve in curves])
+        values = values[np.isfinite(values)]  # that of the best epoch at least
         margin = 0.25 * np.ptp(values) or 0.5
         region = (epochs[near][0], epochs[near][-1], values.min() - margin, values.max() + margin)
         if len(epochs) > 2 * reach + 1:
@@ -382,13 +406,13 @@ def _draw_costs(experiment: Experiment, results: Results) -> tuple["Figure", str
         measured = columns
         if key != experiment.quantity:
             measured = {
-                label: [_with_values(p, [result[key] for result in p.results]) for p in points]
+                label: [p.with_values(result[key] for result in p.results) for p in points]
                 for label, points in columns.items()
             }
         _draw_bars(axes, measured, colours)
         axes.set_title(name, loc="left", fontsize=10)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    return figure, f"Mean over {_seeds(experiment)}. The scales are logarithmic."
+    return figure, f"Mean over {seeds_in_words(experiment)}. The scales are logarithmic."
 
 
 def _draw_bars(
@@ -401,7 +425,7 @@ def _draw_bars(
         rate: [n for n in columns if any(p.rate == rate for p in columns[n])] for rate in rates
     }
     for label, points in columns.items():
-        shown = [point for point in points if point.values]
+        shown = [point for point in points if math.isfinite(point.mean)]
         real_rates |= {point.rate: f"{point.real_rate:.4f}" for point in shown}
         places = [
             rates.index(p.rate)
@@ -449,26 +473,19 @@ def _draw_sizes(experiment: Experiment, results: Results) -> tuple["Figure", str
 
 def _draw_pruning_methods(experiment: Experiment, results: Results) -> tuple["Figure", str]:
     """GraSP's search as a map, and its best run beside the other methods' and the paper's."""
-    searched = [s for s in experiment.series if s.settings["method"] == "grasp"]
     figure = new_figure(_WIDTH, 4.6 * len(experiment.rates) + 0.4)
     rows = figure.subplots(len(experiment.rates), 2, squeeze=False, width_ratios=(2, 3))
     for (left, right), rate in zip(rows, experiment.rates, strict=True):
-        points = {
-            s.label: point
-            for s in experiment.series
-            for point in points_of(experiment, s, results)
-            if point.rate == rate or _is_level(s)
-        }
-        accuracies = {s.label: _validation_accuracy(_best_of(points[s.label])) for s in searched}
-        winner = _largest(accuracies)
+        points = points_at(experiment, results, rate)
+        searched, winner = grasp_search(experiment, points)
         _draw_search(left, searched, points, winner)
         left.set_title(f"GraSP's search, q = {rate:g}", loc="left", fontsize=10)
         others = [s.label for s in experiment.series if s not in searched]
         shown = {label: points[label] for label in [*others, winner] if label is not None}
         _draw_best_runs(right, experiment, shown, rate)
     return figure, (
-        f"Filled: of {_seeds(experiment)} the run with the best validation accuracy, as in the "
-        "map; dots: the others. GraSP's is the best of its whole search, boxed in the map."
+        f"Filled: of {seeds_in_words(experiment)} the run with the best validation accuracy, as in "
+        "the map; dots: the others. GraSP's is the best of its whole search, boxed in the map."
     )
 
 
@@ -480,11 +497,11 @@ def _draw_search(
     fractions = sorted({s.settings["validation_fraction"] for s in searched})
     cells = np.full((len(rates), len(fractions)), math.nan)
     for s in searched:
-        best = _best_of(points[s.label])
+        best = best_in_validation(points[s.label])
         if best is not None:
             row = rates.index(s.settings["learning_rate"])
             column = fractions.index(s.settings["validation_fraction"])
-            cells[row, column] = 100 * best["test_accuracy"]
+            cells[row, column] = as_per_cent(best["test_accuracy"])
             if s.label == winner:
                 axes.plot([column], [row], "s", color="red", markersize=22, markerfacecolor="none")
     # The better half in colour, yet never so dark that the numbers cannot be read.
@@ -516,11 +533,11 @@ def _draw_best_runs(
                 paper[rows[-1]] = accuracy
     for row, label in enumerate(rows):
         colour = COLOURS[methods[label]] if label in methods else GREY
-        best = _best_of(points[label]) if label in points else None
+        best = best_in_validation(points[label]) if label in points else None
         if best is not None:
-            tested = [100 * result["test_accuracy"] for result in points[label].results]
+            tested = [as_per_cent(result["test_accuracy"]) for result in points[label].results]
             axes.plot(tested, [row] * len(tested), ".", color=colour, markersize=5)
-            axes.plot([100 * best["test_accuracy"]], [row], "o", color=colour, markersize=7)
+            axes.plot([as_per_cent(best["test_accuracy"])], [row], "o", color=colour, markersize=7)
         if label in paper:
             axes.plot([paper[label]], [row], color=colour, **hollow("o"))
     if paper:
@@ -586,57 +603,13 @@ def _legend_title(series: Iterable[Series]) -> str | None:
     return "learning rate" if named else None
 
 
-def _by_rate(
-    experiment: Experiment, results: Results, quantity: str | None = None
-) -> list[tuple[float, dict[str, Point]]]:
-    """The points of the series by label, at each of the experiment's rates."""
-    columns = {s.label: points_of(experiment, s, results, quantity) for s in experiment.series}
-    return [
-        (rate, {label: p for label, points in columns.items() for p in points if p.rate == rate})
-        for rate in experiment.rates
-    ]
-
-
-def _is_level(series: Series) -> bool:
-    """Whether it is the dense network, which has no freezing rate to be drawn over."""
-    return series.rates == (0.0,)
-
-
-def _with_values(point: Point, values: Iterable[float]) -> Point:
-    return replace(point, values=tuple(values))
-
-
-def _deviation_of(point: Point) -> float:
-    return point.deviation if math.isfinite(point.mean) else math.nan
-
-
 def _means_of(curves: Iterable[Curve]) -> np.ndarray:
     """All that are finite."""
     values = np.concatenate([np.empty(0), *(curve.mean for curve in curves)])
     return values[np.isfinite(values)]
 
 
-def _best_of(point: Point) -> Mapping[str, Any] | None:
-    """The first result with the best validation accuracy."""
-    return max(point.results, key=_validation_accuracy, default=None)
-
-
-def _validation_accuracy(result: Mapping[str, Any] | None) -> float:
-    accuracy = None if result is None else result["validation_accuracy"]
-    return -math.inf if accuracy is None else accuracy
-
-
-def _largest(values: Mapping[str, float]) -> str | None:
-    """The first name with the largest value; None if no value is finite."""
-    finite = [name for name, value in values.items() if math.isfinite(value)]
-    return max(finite, key=values.__getitem__, default=None)
-
-
-def _seeds(experiment: Experiment) -> str:
-    return "one seed" if experiment.seeds == 1 else f"{experiment.seeds} seeds"
-
-
 def _spread_of(experiment: Experiment) -> str:
     if experiment.seeds == 1:
         return "One seed."
-    return f"Mean and a band of one standard deviation over {_seeds(experiment)}."
+    return f"Mean and a band of one standard deviation over {seeds_in_words(experiment)}."
