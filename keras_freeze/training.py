@@ -545,7 +545,9 @@ class Setup:
         pruning = None
         if self.frozen_weights == "decay":
             pruning = check_pruning(self.network, self.test)
-        tested = self.network.evaluate(self.test, return_dict=True, verbose=0)
+            tested = pruning.before  # the network as it is
+        else:
+            tested = self.network.evaluate(self.test, return_dict=True, verbose=0)
         of_best = {
             name: values[best.epoch - 1] if best.epoch else None for name, values in history.items()
         }
