@@ -8,7 +8,15 @@ from types import ModuleType
 
 from keras_freeze import initializers
 from keras_freeze._version import __version__
-from keras_freeze.freezing import compute_saliency, freeze, get_mask, prune, reinitialize
+from keras_freeze.freezing import (
+    compute_saliency,
+    freeze,
+    get_mask,
+    prune,
+    reinitialize,
+    restore_gradients,
+    restrict_gradients,
+)
 from keras_freeze.gradient_flow import gradient_flow
 from keras_freeze.mask import FreezeMask
 from keras_freeze.optimizer import FreezeOptimizer
@@ -47,6 +55,8 @@ __all__ = [
     "reinitialize",
     "remove_delta",
     "report",
+    "restore_gradients",
+    "restrict_gradients",
     "save",
     "storage",
     *_LAZY_MODULES,

@@ -1,13 +1,16 @@
 """The few operations that differ between Keras's backends; here for TensorFlow."""
 
 import contextlib
+import math
 import platform
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -113,11 +116,30 @@ def _update(function: Callable[..., None], variable: Any, *arguments: Any) -> No
         function(variable, *arguments)
 
 
+_passes = threading.local()
+_CONTROL_FLOW_GRAPHS = (
+    control_flow_v2_func_graphs.CondBranchFuncGraph,
+    control_flow_v2_func_graphs.WhileCondFuncGraph,
+    control_flow_v2_func_graphs.WhileBodyFuncGraph,
+)
+
+
+@contextlib.contextmanager
+def _all_gradients() -> Iterator[None]:
+    """In this scope layers compute every gradient, whatever is trained."""
+    before = getattr(_passes, "want_all", False)
+    _passes.want_all = True
+    try:
+        yield
+    finally:
+        _passes.want_all = before
+
+
 def gradients(
     loss: Callable[[], Any], variables: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:
     """The value of `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
-    with tf.GradientTape() as tape:
+    with _all_gradients(), tf.GradientTape() as tape:
         value = loss()
         scaled = value * tf.cast(scale, value.dtype)
     grads = tape.gradient(scaled, [tensor_variable(v) for v in variables])
@@ -142,7 +164,7 @@ def hessian_products(
         LookupError: where TensorFlow has no second derivative of an operation.
     """
     tensors = [tensor_variable(v) for v in variables]
-    with tf.GradientTape() as outer:
+    with _all_gradients(), tf.GradientTape() as outer:
         with _moments_twice_differentiable(), tf.GradientTape() as inner:
             value = loss()
             scaled = value * tf.cast(scale, value.dtype)
@@ -177,6 +199,112 @@ def _moments(
 ) -> tuple[Any, Any]:
     mean = tf.reduce_mean(x, axes, keepdims=keepdims)
     return mean, tf.math.reduce_variance(x, axes, keepdims=keepdims)
+
+
+class CompactGradient(tf.IndexedSlices):
+    """The gradient of a kernel at its trained entries alone: rank-1 values at flat, sorted indices.
+
+    An optimizer that knows of it takes the values; where TensorFlow adds the gradient to that of
+    another use of the kernel, or anyone asks for a tensor, it becomes one of the kernel's shape,
+    which is zero elsewhere. Two of them are added up by being joined, as `tf.IndexedSlices` are.
+    """
+
+    def __init__(self, values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> None:
+        indices = tf.convert_to_tensor(tensor_variable(indices))
+        # As far as TensorFlow is concerned, this is the gradient of the flat kernel.
+        super().__init__(values, indices, tf.constant([math.prod(kernel_shape)], indices.dtype))
+        self.kernel_shape = kernel_shape
+
+
+def _in_full_shape(
+    gradient: CompactGradient, dtype: Any = None, name: Any = None, as_ref: bool = False
+) -> Any:
+    flat = tf.math.unsorted_segment_sum(
+        gradient.values, gradient.indices, gradient.dense_shape[0], name
+    )
+    return tf.cast(tf.reshape(flat, gradient.kernel_shape), dtype or flat.dtype)
+
+
+tf.register_tensor_conversion_function(CompactGradient, _in_full_shape, priority=50)
+
+
+def gather_gradient(gradient: Any, indices: Any) -> Any:
+    """A variable's gradient at flat, sorted `indices`, from one in full shape or a compact one."""
+    is_compact = isinstance(gradient, tf.IndexedSlices) and gradient.values.shape.rank == 1
+    if not is_compact:
+        return gather(to_dense(gradient), indices)
+    count = tensor_variable(indices).shape[0]
+    if gradient.values.shape[0] == count:
+        return gradient.values
+    # A layer that was used several times: all entries once for each use.
+    return tf.reduce_sum(tf.reshape(gradient.values, [-1, count]), 0)
+
+
+def with_gradient(
+    function: Callable[[Any, Any], Any],
+    inputs: Any,
+    kernel: Any,
+    kernel_gradient: Callable[[Any, Any], Any],
+) -> Any:
+    """`function(inputs, kernel)`, whose gradient for the kernel another function computes.
+
+    Args:
+        function: is linear in `inputs`, and takes a kernel of their dtype.
+        inputs: a tensor.
+        kernel: a Keras variable.
+        kernel_gradient: given `inputs` and the gradient of the result, the kernel's gradient.
+
+    Returns:
+        The result; `inputs` get their ordinary gradient.
+    """
+    # Not cast by Keras, which would make a plain `tf.IndexedSlices` of the gradient.
+    kernel = tf.convert_to_tensor(kernel._value)
+
+    @tf.custom_gradient
+    def differentiable(inputs: Any, kernel: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(inputs)
+            outputs = function(inputs, tf.cast(kernel, inputs.dtype))
+
+        def gradients(upstream: Any) -> tuple[Any, Any]:
+            return tape.gradient(outputs, inputs, upstream), kernel_gradient(inputs, upstream)
+
+        return outputs, gradients
+
+    return differentiable(inputs, kernel)
+
+
+def takes_custom_gradient(inputs: Any, dtype: str) -> bool:
+    """Whether a layer that is given `inputs` in this pass may use `with_gradient`.
+
+    Not in a pass of this package's own, which wants all gradients; nor in a loop or a branch,
+    whose gradients TensorFlow adds up in full shape.
+    """
+    return (
+        not getattr(_passes, "want_all", False)
+        and isinstance(inputs, tf.Tensor)
+        and inputs.dtype == dtype
+        and not isinstance(tf.compat.v1.get_default_graph(), _CONTROL_FLOW_GRAPHS)
+    )
+
+
+def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstream: Any) -> Any:
+    """The gradient of a linear function of a tensor of this shape."""
+    zeros = tf.zeros(shape, upstream.dtype)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(zeros)
+        outputs = function(zeros)
+    return tape.gradient(outputs, zeros, upstream)
+
+
+def take(tensor: Any, indices: Any, axis: int) -> Any:
+    """The slices of a tensor at `indices` along an axis."""
+    return tf.gather(tensor, tensor_variable(indices), axis=axis)
+
+
+def vector_of_any_length(value: np.ndarray) -> Any:
+    """A variable to which vectors of other lengths can be assigned."""
+    return tf.Variable(value, trainable=False, shape=tf.TensorShape([None]))
 
 
 def tensor_variable(variable: Any) -> Any:
@@ -232,6 +360,22 @@ def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
 if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
     _scatter = tf.function(_scatter, jit_compile=True, autograph=False)
     _scale_and_scatter = tf.function(_scale_and_scatter, jit_compile=True, autograph=False)
+
+
+def after_values(indices: Any, variables: Sequence[Any]) -> Any:
+    """`indices` as they are, which XLA cannot have before the values of `variables`.
+
+    Where XLA compiles a whole step, it copies a kernel in which entries are replaced unless all
+    that reads the kernel has certainly been computed before. The new values of all that is trained
+    follow from all gradients, and these from all that the kernel was read for.
+    """
+    if tf.distribute.has_strategy():
+        return indices
+    some = [tf.reshape(tensor_variable(variable), [-1])[:1] for variable in variables]
+    values = tf.concat([tf.cast(value, tf.float32) for value in some], 0)
+    # Always false, which XLA does not find out.
+    never = tf.reduce_any(tf.math.is_nan(values) & tf.math.is_inf(values))
+    return tensor_variable(indices) + tf.cast(never, tf.int32)
 
 
 def scatter(variable: Any, indices: Any, values: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from keras_freeze import backend, initializers, saliency
+from keras_freeze import backend, initializers, saliency, sparse_gradients
 from keras_freeze.batches import Batch, Batches
 from keras_freeze.loss import (
     check_takes_logits,
@@ -111,8 +111,64 @@ def freeze(
     _build_optimizer(model, outer)
     if optimizer is not None:
         _loop_optimizers[model] = optimizer
+    if freeze_optimizer_of(model) is freeze_optimizer:
+        sparse_gradients.install(model, freeze_optimizer, freeze_optimizer_of)
+    else:  # the model is compiled with another one, which `fit` goes on to use
+        sparse_gradients.restore(model)
     _trace_again(model)
     return new_mask
+
+
+def restrict_gradients(model: keras.Model) -> None:
+    """Computes weight gradients only where weights are trained, in layers where that is faster.
+
+    `freeze` and `keras_freeze.load` do this. It is left to do where a frozen model came from
+    somewhere else, such as `keras.models.load_model`, whose layers know nothing of the mask.
+
+    While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
+    Conv2D and Conv3D then get `tf.IndexedSlices` with the gradient of the trained entries. All
+    else is as before, the layers' outputs and what is saved or exported included.
+
+    Args:
+        model: a model with a FreezeOptimizer. Without a mask, or where the optimizer updates whole
+            variables, gradients stay as they are.
+
+    Raises:
+        ValueError: without a FreezeOptimizer.
+
+    Example:
+
+    ```python
+    model = keras.models.load_model("frozen.keras")
+    keras_freeze.restrict_gradients(model)
+    ```
+    """
+    freeze_optimizer = _freeze_optimizer_in(_required_optimizer(model))
+    sparse_gradients.install(model, freeze_optimizer, freeze_optimizer_of)
+    _trace_again(model)
+
+
+def restore_gradients(model: keras.Model) -> None:
+    """Takes away the restricted weight gradients of `freeze`; the model trains as before.
+
+    For passes of one's own that differentiate a frozen model in training mode and need the
+    gradients of frozen weights.
+
+    Args:
+        model: any model; nothing happens to one without restricted gradients.
+
+    Raises:
+        TypeError: if it is no model.
+
+    Example:
+
+    ```python
+    keras_freeze.restore_gradients(model)
+    ```
+    """
+    _check_model(model)
+    sparse_gradients.restore(model)
+    _trace_again(model)
 
 
 def get_mask(model: keras.Model) -> FreezeMask | None:
@@ -244,7 +300,8 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
         freeze_optimizer.reset()
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
             freeze_optimizer.zero_frozen_weights()
-        _trace_again(model)
+    if freeze_optimizer_of(model) is not None:
+        restrict_gradients(model)
 
 
 def _trace_again(model: keras.Model) -> None:

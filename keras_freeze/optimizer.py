@@ -201,6 +201,16 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             return self._updates.mask
         return None if self._pending is None else self._pending.mask
 
+    @property
+    def compact_update(self) -> CompactUpdate | None:
+        """What updates only the trained entries; None where there is no mask or another way."""
+        updates = self._updates
+        return updates if isinstance(updates, CompactUpdate) and updates.has_mask else None
+
+    def position_of(self, variable: Any) -> int | None:
+        """A variable's position among those the optimizer was built with; None if not there."""
+        return self._trainable_variables_indices.get(self._var_key(variable))
+
     def set_mask(self, mask: FreezeMask, variables: Sequence[Any]) -> None:
         """Takes over a mask; the inner optimizer starts anew but for its iterations and its rate.
 

@@ -18,6 +18,9 @@ from keras_freeze import backend, saliency
 from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index
 from keras_freeze.parameters import Parameter
 
+# Above so many entries, a copy of a variable takes longer than a few small operations.
+_LARGE = 2**18
+
 # (gradient or None, variable, position of the variable)
 Step = Sequence[tuple[Any, Any, int]]
 
@@ -150,6 +153,13 @@ class CompactUpdate(Update):
         trained_counts: how many entries of each variable are trained; None where the variable is
             outside the mask and trained whole.
         mask: the mask with these counts; None if it is read from a file later.
+
+    Attributes:
+        has_mask: whether the mask is known yet.
+        indices: for the position of each variable that is trained in part, a variable with the
+            flat, sorted indices of its trained entries.
+        blocks: what else goes by the mask of one of these variables, by position: set by
+            `sparse_gradients`.
     """
 
     def __init__(
@@ -164,8 +174,9 @@ class CompactUpdate(Update):
         num_rescued = 0 if mask is None else mask.num_rescued
         super().__init__(inner, parameters, frozen_weights, l2, num_rescued)
         self.trained_counts = list(trained_counts)
-        self._has_mask = mask is not None
-        self._indices: dict[int, Any] = {}
+        self.has_mask = mask is not None
+        self.indices: dict[int, Any] = {}
+        self.blocks: dict[int, Any] = {}
         self._values: dict[int, Any] = {}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
         for position, count in self._partly_trained():
@@ -173,7 +184,7 @@ class CompactUpdate(Update):
             indices = (
                 np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
             )
-            self._indices[position] = _variable(indices, "int32", f"trained_indices_{position}")
+            self.indices[position] = _variable(indices, "int32", f"trained_indices_{position}")
             values = backend.gather(variable, indices)
             dtype = keras.backend.standardize_dtype(variable.dtype)
             path = parameters[position].path
@@ -183,22 +194,26 @@ class CompactUpdate(Update):
 
     @property
     def variables(self) -> list[Any]:
-        return [*super().variables, *self._indices.values()]
+        return [*super().variables, *self.indices.values()]
 
     @property
     def mask(self) -> FreezeMask | None:
-        if not self._has_mask:
+        if not self.has_mask:
             return None
         trained = {}
         for position, count in enumerate(self.trained_counts):
             if count is None:
                 continue
-            shape = tuple(self.parameters[position].variable.shape)
-            array = np.full(shape, position not in self._indices)
-            if position in self._indices:
-                array.reshape(-1)[backend.to_numpy(self._indices[position])] = True
-            trained[position] = array
+            trained[position] = self.trained(position)
         return self._make_mask(trained, self.num_rescued)
+
+    def trained(self, position: int) -> np.ndarray:
+        """The mask of one variable."""
+        shape = tuple(self.parameters[position].variable.shape)
+        array = np.full(shape, position not in self.indices)
+        if position in self.indices:
+            array.reshape(-1)[backend.to_numpy(self.indices[position])] = True
+        return array
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
         counts = {e.position: int(e.trained.sum()) for e in mask.entries}
@@ -206,45 +221,50 @@ class CompactUpdate(Update):
 
     def replace_mask(self, mask: FreezeMask) -> None:
         chosen = {e.position: e.trained for e in mask.entries}
-        for position, indices in self._indices.items():
+        for position, indices in self.indices.items():
             indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
+        for position, block in self.blocks.items():
+            block.assign(chosen[position])
         self.num_rescued = mask.num_rescued
-        self._has_mask = True
+        self.has_mask = True
 
     def apply(self, step: Step) -> None:
-        if not self._has_mask:
+        if not self.has_mask:
             raise ValueError(
                 "This FreezeOptimizer was made from a configuration that says how many weights are "
                 "trained but not which: load the state that was saved with it, or call "
                 "`keras_freeze.freeze(model, ...)` first."
             )
-        self._check_complete(self._indices, step)
+        self._check_complete(self.indices, step)
         gradients, variables = [], []
         for gradient, variable, position in step:
-            if position not in self._indices:
+            if position not in self.indices:
                 gradients.append(self._with_l2(gradient, variable))
                 variables.append(variable)
             elif self.trained_counts[position]:
-                values, indices = self._values[position], self._indices[position]
+                values, indices = self._values[position], self.indices[position]
                 values.assign(backend.gather(variable, indices))
                 if gradient is not None:
-                    gradient = backend.gather(backend.to_dense(gradient), indices)
+                    gradient = backend.gather_gradient(gradient, indices)
                 gradients.append(self._with_l2(gradient, values))
                 variables.append(values)
         factor = self._update_inner(gradients, variables)
         for gradient, variable, position in step:
             has_changed = gradient is not None or factor is not None
-            if position in self._indices and has_changed:
-                self._write_back(variable, position, factor)
+            if position in self.indices and has_changed:
+                indices = self.indices[position]
+                if self.parameters[position].size > _LARGE:
+                    indices = backend.after_values(indices, variables)
+                self._write_back(variable, position, indices, factor)
 
     def retire(self) -> None:
         # XLA leaves out what it would write outside a variable.
-        for position, indices in self._indices.items():
+        for position, indices in self.indices.items():
             outside = self.parameters[position].size
             indices.assign(np.full(tuple(indices.shape), outside, "int32"))
 
-    def _write_back(self, variable: Any, position: int, factor: Any) -> None:
-        indices, values = self._indices[position], self._values[position]
+    def _write_back(self, variable: Any, position: int, indices: Any, factor: Any) -> None:
+        values = self._values[position]
         if factor is not None:
             backend.scale_and_scatter(variable, indices, values, factor)
         if not self.trained_counts[position]:
@@ -269,7 +289,7 @@ class CompactUpdate(Update):
 
     def _seen_by_inner(self, parameter: Parameter) -> Any:
         """What the inner optimizer is built with for a variable, or None."""
-        if parameter.position not in self._indices:
+        if parameter.position not in self.indices:
             return parameter.variable
         return self._values[parameter.position] if self.trained_counts[parameter.position] else None
 

@@ -1,0 +1,373 @@
+"""Weight gradients only where a weight is trained.
+
+"It is more efficient to not calculate the partial derivative for the weights with mask value 0 than
+masking the gradient after its computation" (the paper, after algorithm 1). A kernel's gradient is
+a product of what enters its layer and what comes back from the loss, so that the entries in some
+rows (input channels) and columns (output channels) cost only the product of those. `install` lets
+layers of a frozen model compute just the rows and columns that hold a trained weight, where that
+is cheaper, and hand on the gradient at the trained entries alone. The forward pass and the
+gradient of a layer's inputs stay what they are.
+
+The layers stay plain Keras layers: what `install` sets on an instance is no part of what Keras
+saves, exports or clones, and `restore` takes it away.
+"""
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_freeze import backend
+from keras_freeze.optimizer import FreezeOptimizer
+
+# Costs of one image, counted in multiplications of the ordinary product. `benchmarks/speed.py
+# --growth=rule` measures them: collecting one channel's value from memory, and what a restricted
+# product costs however small it is.
+_TAKE_COST = 100.0
+_FIXED_COST = 20_000.0
+# By how much the restricted product must be cheaper, since both are estimates.
+_MARGIN = 0.9
+
+
+class MatrixProduct:
+    """What Dense computes, and EinsumDense where its equation is a matrix product.
+
+    Args:
+        equation: of inputs and kernel, as of EinsumDense.
+        apply: computes it from inputs and kernel as the layer does.
+
+    Raises:
+        ValueError: if the equation is no matrix product.
+    """
+
+    def __init__(self, equation: str, apply: Callable[[Any, Any], Any]) -> None:
+        self.apply = apply
+        # One letter for an ellipsis does until the rank is known.
+        both, self._outputs = equation.replace(" ", "").replace("...", ".").split("->")
+        self._inputs, self._kernel = both.split(",")
+        self._rows = [letter for letter in self._kernel if letter in self._inputs]
+        self._columns = [letter for letter in self._kernel if letter not in self._rows]
+        kept = [letter for letter in self._inputs if letter not in self._rows]
+        terms = [self._inputs, self._kernel, self._outputs]
+        if any(len(set(term)) < len(term) for term in terms) or set(self._outputs) != {
+            *kept,
+            *self._columns,
+        }:
+            raise ValueError(f"This is no matrix product. Received: equation={equation!r}")
+
+    def as_matrices(self, kernel: np.ndarray) -> np.ndarray:
+        """An array of the kernel's shape as one of shape (1, rows, columns)."""
+        order = [self._kernel.index(letter) for letter in [*self._rows, *self._columns]]
+        rows = math.prod(kernel.shape[axis] for axis in order[: len(self._rows)])
+        return kernel.transpose(order).reshape(1, rows, -1)
+
+    def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
+        """How many rows the matrices of one example's inputs and outputs have."""
+        spread = len(input_shape) - len(self._inputs.replace(".", ""))
+        letters = self._inputs.replace(".", "." * spread)
+        sizes = [
+            size or 1
+            for letter, size in zip(letters, input_shape, strict=True)
+            if letter not in self._rows
+        ]
+        return math.prod(sizes[1:]), math.prod(sizes[1:])
+
+    def gradient(
+        self, inputs: Any, upstream: Any, rows: Any, columns: Any, shape: Sequence[int]
+    ) -> Any:
+        """The kernel's gradient in some rows and columns, None meaning all, flat."""
+        x = _as_matrix(inputs, self._inputs, self._rows)
+        dy = _as_matrix(upstream, self._outputs, self._columns)
+        return ops.matmul(ops.transpose(_take(x, rows, 1)), _take(dy, columns, 1))
+
+
+def _as_matrix(tensor: Any, term: str, last: Sequence[str]) -> Any:
+    """A tensor with the axes `last` as columns, and all others as rows."""
+    spread = len(tensor.shape) - len(term.replace(".", ""))
+    letters = [*term.replace(".", "0123456789"[:spread])]
+    first = [letter for letter in letters if letter not in last]
+    order = [letters.index(letter) for letter in [*first, *last]]
+    if order != sorted(order):
+        tensor = ops.transpose(tensor, order)
+    return ops.reshape(tensor, (-1, math.prod(tensor.shape[len(first) :])))
+
+
+class Convolution:
+    """What Conv1D, Conv2D and Conv3D without groups compute: a matrix at each place of the kernel.
+
+    Args:
+        layer: the layer.
+        apply: computes the convolution from inputs and kernel as the layer does.
+    """
+
+    def __init__(self, layer: Any, apply: Callable[[Any, Any], Any]) -> None:
+        self.apply = apply
+        self._layer = layer
+        self._channels = layer.rank + 1 if layer.data_format == "channels_last" else 1
+
+    def as_matrices(self, kernel: np.ndarray) -> np.ndarray:
+        """An array of the kernel's shape as one of shape (places in the kernel, rows, columns)."""
+        return kernel.reshape(-1, *kernel.shape[-2:])
+
+    def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
+        """How many places the inputs and the outputs of one example have."""
+        outputs = self._layer.compute_output_shape(input_shape)
+        return self._num_places(input_shape), self._num_places(outputs)
+
+    def _num_places(self, shape: Sequence[int | None]) -> int:
+        sizes = [size or 1 for axis, size in enumerate(shape) if axis not in (0, self._channels)]
+        return math.prod(sizes)
+
+    def gradient(
+        self, inputs: Any, upstream: Any, rows: Any, columns: Any, shape: Sequence[int]
+    ) -> Any:
+        """The kernel's gradient in some rows and columns, None meaning all."""
+        x = _take(inputs, rows, self._channels)
+        dy = _take(upstream, columns, self._channels)
+        channels = [ops.shape(tensor)[self._channels] for tensor in (x, dy)]
+        return backend.gradient_at_zero(
+            functools.partial(self.apply, x), [*shape[:-2], *channels], dy
+        )
+
+
+def _take(tensor: Any, indices: Any, axis: int) -> Any:
+    return tensor if indices is None else backend.take(tensor, indices, axis)
+
+
+class Block:
+    """The rows and columns of a kernel that hold its trained weights, and the gradient in them.
+
+    Args:
+        operation: what the kernel's layer computes.
+        indices: a variable with the flat, sorted indices of the trained entries.
+        trained: the kernel's mask.
+        takes_rows, takes_columns: whether only some rows, or columns, are multiplied.
+    """
+
+    def __init__(
+        self,
+        operation: Any,
+        indices: Any,
+        trained: np.ndarray,
+        takes_rows: bool,
+        takes_columns: bool,
+    ) -> None:
+        self.operation = operation
+        self._indices = indices
+        self._shape = trained.shape
+        self._takes_rows = takes_rows
+        self._takes_columns = takes_columns
+        # Another mask may have as many trained entries in more rows.
+        self._rows, self._columns, self._inside = (
+            backend.vector_of_any_length(part) for part in self._parts(trained)
+        )
+
+    def assign(self, trained: np.ndarray) -> None:
+        """Takes over another mask with as many trained weights."""
+        variables = (self._rows, self._columns, self._inside)
+        for variable, part in zip(variables, self._parts(trained), strict=True):
+            variable.assign(part)
+
+    def gradient(self, inputs: Any, upstream: Any) -> Any:
+        """The kernel's gradient at its trained entries, from inputs and the outputs' gradient."""
+        rows = self._rows if self._takes_rows else None
+        columns = self._columns if self._takes_columns else None
+        product = self.operation.gradient(inputs, upstream, rows, columns, self._shape)
+        values = backend.gather(product, self._inside)
+        return backend.CompactGradient(values, self._indices, self._shape)
+
+    def _parts(self, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows, the columns, and where in their block the trained entries are, in order."""
+        rows, columns = _active(self.operation.as_matrices(trained))
+        size = trained.size
+        numbers = self.operation.as_matrices(np.arange(size, dtype="int32").reshape(trained.shape))
+        if self._takes_rows:
+            numbers = numbers[:, rows]
+        if self._takes_columns:
+            numbers = numbers[:, :, columns]
+        place = np.empty(size, "int32")
+        place[numbers.reshape(-1)] = np.arange(numbers.size, dtype="int32")
+        inside = place[np.flatnonzero(trained)]
+        return rows.astype("int32"), columns.astype("int32"), inside
+
+
+def _active(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and the columns that hold a trained weight."""
+    rows, columns = matrices.any(axis=(0, 2)), matrices.any(axis=(0, 1))
+    return np.flatnonzero(rows), np.flatnonzero(columns)
+
+
+def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool, bool] | None:
+    """Whether to take only some rows, and only some columns, of a kernel; None to leave it alone.
+
+    Args:
+        matrices: a mask as `as_matrices` gives it.
+        places: how many places inputs and outputs have; each brings one number for a channel.
+
+    Returns:
+        The cheapest way, by the measured costs above.
+    """
+    rows, columns = (len(active) for active in _active(matrices))
+    if rows == 0:
+        return True, True
+    num_matrices, all_rows, all_columns = matrices.shape
+    inputs, outputs = places
+    ordinary = outputs * matrices.size
+    costs = {}
+    for takes_rows in (False, True):
+        for takes_columns in (False, True):
+            r, c = rows if takes_rows else all_rows, columns if takes_columns else all_columns
+            taken = takes_rows * inputs * r + takes_columns * outputs * c
+            product = outputs * num_matrices * r * c
+            costs[takes_rows, takes_columns] = product + _TAKE_COST * taken + _FIXED_COST
+    best = min(costs, key=lambda way: costs[way])
+    return best if costs[best] < _MARGIN * ordinary else None
+
+
+def install(
+    model: keras.Model,
+    optimizer: FreezeOptimizer,
+    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
+) -> None:
+    """Lets the layers of a frozen model compute weight gradients only where they are needed.
+
+    They do so while the model itself is trained with this optimizer, and in no other pass. Left
+    alone are layers with a regulariser on the kernel, with LoRA or quantization, of other classes
+    than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be faster.
+
+    Args:
+        model: a built model.
+        optimizer: its FreezeOptimizer. Without a mask, or where it updates in full shape, nothing
+            is done.
+        find_optimizer: gives the FreezeOptimizer that trains a model at present.
+    """
+    restore(model)
+    update = optimizer.compact_update
+    if update is None:
+        return
+    with backend.strategy_scope(optimizer._distribution_strategy):
+        for layer in model._flatten_layers():
+            operation = _operation_of(layer)
+            position = None if operation is None else optimizer.position_of(layer._kernel)
+            if position not in update.indices:
+                continue
+            trained = update.trained(position)
+            matrices = operation.as_matrices(trained)
+            way = cheapest_block(matrices, operation.places(_input_shape(layer)))
+            if way is not None:
+                update.blocks[position] = Block(operation, update.indices[position], trained, *way)
+                call = _restricted_call(layer, position, weakref.ref(model), find_optimizer)
+                vars(layer)["call"] = call
+
+
+def restore(model: keras.Model) -> None:
+    """Undoes `install`."""
+    for layer in model._flatten_layers():
+        if is_restricted(layer):
+            del vars(layer)["call"]
+
+
+def is_restricted(layer: Any) -> bool:
+    """Whether `install` has changed a layer."""
+    return hasattr(vars(layer).get("call"), _MARK)
+
+
+_MARK = "restricts_weight_gradient"
+
+
+def _operation_of(layer: Any) -> Any:
+    """What a layer computes, if its gradient can be restricted, else None."""
+    kind = type(layer)  # not a subclass, which may compute anything
+    if kind not in _CLASSES or not layer.built or "call" in vars(layer):
+        return None
+    if layer.kernel_regularizer is not None or not _is_plain(layer):
+        return None
+    if kind is keras.layers.Dense:
+        return MatrixProduct("...x,xy->...y", ops.matmul)
+    if kind is keras.layers.EinsumDense:
+        try:
+            return MatrixProduct(layer.equation, functools.partial(ops.einsum, layer.equation))
+        except ValueError:
+            return None
+    return Convolution(layer, functools.partial(_convolve, layer)) if layer.groups == 1 else None
+
+
+_CLASSES = (
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+)
+
+
+def _is_plain(layer: Any) -> bool:
+    return not layer.lora_enabled and layer.quantization_mode is None
+
+
+def _convolve(layer: Any, inputs: Any, kernel: Any) -> Any:
+    if layer.padding != "causal":  # only Conv1D has it
+        return layer.convolution_op(inputs, kernel)
+    padded = ops.pad(inputs, layer._compute_causal_padding())
+    return ops.conv(
+        padded, kernel, list(layer.strides), "valid", layer.data_format, layer.dilation_rate
+    )
+
+
+def _input_shape(layer: Any) -> tuple[int | None, ...]:
+    return tuple(layer.get_build_config()["input_shape"])
+
+
+def _restricted_call(
+    layer: Any,
+    position: int,
+    model: Callable[[], keras.Model | None],
+    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
+) -> Callable[..., Any]:
+    """A layer's `call` that restricts the gradient while its model is trained."""
+    ordinary = layer.call
+
+    @functools.wraps(ordinary)
+    def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        block = _block(layer, position, model(), find_optimizer)
+        if block is None or not backend.takes_custom_gradient(inputs, layer.compute_dtype):
+            return ordinary(inputs, *args, **kwargs)
+        outputs = backend.with_gradient(
+            block.operation.apply, inputs, layer._kernel, block.gradient
+        )
+        if layer.bias is not None:
+            outputs = ops.add(outputs, _broadcast_bias(layer))
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    setattr(call, _MARK, True)
+    return call
+
+
+def _block(
+    layer: Any,
+    position: int,
+    model: keras.Model | None,
+    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
+) -> Block | None:
+    """The block for the pass in which a layer is being called; None for an ordinary gradient."""
+    context = keras.src.backend.common.global_state.get_global_attribute("current_call_ctx")
+    is_trained = (
+        context is not None
+        and context.entry_layer is model
+        and context.get_value("training", False)
+        and _is_plain(layer)
+    )
+    optimizer = find_optimizer(model) if is_trained else None
+    update = None if optimizer is None else optimizer.compact_update
+    return None if update is None else update.blocks.get(position)
+
+
+def _broadcast_bias(layer: Any) -> Any:
+    if getattr(layer, "data_format", "channels_last") == "channels_last":
+        return layer.bias
+    return ops.reshape(layer.bias, (1, -1) + (1,) * layer.rank)
