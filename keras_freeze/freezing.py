@@ -429,9 +429,10 @@ def _scores(
         return [
             saliency.random_scores(tuple(p.variable.shape), seed, p.position) for p in parameters
         ]
+    gradients.reverse()  # so that each is let go once its scores are there
     return [
-        backend.to_numpy(saliency.score(criterion, p.variable, gradient, p.path))
-        for p, gradient in zip(parameters, gradients, strict=True)
+        backend.to_numpy(saliency.score(criterion, p.variable, gradients.pop(), p.path))
+        for p in parameters
     ]
 
 

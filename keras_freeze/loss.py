@@ -110,7 +110,10 @@ def _of_batch(compute: Compute, loss: Callable[[], Any], scale: float, number: i
             f"The loss of batch {number} is {backend.to_numpy(value)}: look for NaN or infinite "
             "values in the data, for labels out of range, and for weights that are not finite."
         )
-    return [None if r is None else ops.cast(r, "float32") / scale for r in results]
+    results = [None if r is None else ops.cast(r, "float32") for r in results]
+    if scale == 1.0:  # without a copy of all of them
+        return results
+    return [None if r is None else r / scale for r in results]
 
 
 @contextlib.contextmanager

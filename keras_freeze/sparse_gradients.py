@@ -25,12 +25,12 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze.optimizer import FreezeOptimizer
 
-# Costs of one image, counted in multiplications of the ordinary product. `benchmarks/speed.py
-# --growth=rule` measures them: collecting one channel's value from memory, and what a restricted
-# product costs however small it is.
-_TAKE_COST = 100.0
-_FIXED_COST = 20_000.0
-# By how much the restricted product must be cheaper, since both are estimates.
+# What a restricted gradient costs for one example, in multiplications of the ordinary one: each
+# number that is collected from inputs or outputs, and the rest, however small the product is.
+# Measured by benchmarks/gradient_rule.py.
+_TAKE_COST = 250.0
+_FIXED_COST = 60_000.0
+# By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
 
 

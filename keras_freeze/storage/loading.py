@@ -9,7 +9,12 @@ import keras
 import numpy as np
 
 from keras_freeze import initializers
-from keras_freeze.freezing import freeze_optimizer_of, initializers_of, optimizer_of
+from keras_freeze.freezing import (
+    freeze_optimizer_of,
+    initializers_of,
+    optimizer_of,
+    restrict_gradients,
+)
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
@@ -303,6 +308,8 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
         freeze_optimizer.restore(_state(header, values.mask, freeze_optimizer))
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
+    if freeze_optimizer is not None:
+        restrict_gradients(model)
     if state is None:
         return
     variables = optimizer_variables(model)

@@ -1,0 +1,169 @@
+"""Times restricted weight gradients beside ordinary ones, and the rule that chooses between them.
+
+    python benchmarks/gradient_rule.py
+
+For layers as LeNet, VGG16-D and a wide network have them, and several shares of active channels,
+both gradients are computed in turns, from the same inputs, up to the trained entries' gradient.
+Printed are the medians, their ratio, and what `sparse_gradients.cheapest_block` decides. Below the
+table stand its constants as least squares find them in these times: the costs are those of
+`sparse_gradients`, in multiplications of the ordinary product for one example.
+"""
+
+import functools
+import statistics
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+from keras_freeze import backend, sparse_gradients
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("batch_size", 128, "Examples in a batch.", lower_bound=1)
+flags.DEFINE_integer("runs", 15, "Runs of each gradient.", lower_bound=1)
+flags.DEFINE_list("shares", ["0.1", "0.3", "0.5", "0.7", "1.0"], "Shares of active channels.")
+flags.DEFINE_bool("jit_compile", False, "Whether XLA compiles the gradients.")
+
+# In one call of a function, whose own cost is of no interest here.
+GRADIENTS = 8
+
+# Inputs' shape and outputs' channels; a number in front stands for a Dense layer.
+LAYERS = (
+    ((784,), 300),
+    ((800,), 500),
+    ((784,), 4096),
+    ((4096,), 4096),
+    ((12, 12, 20), 50),
+    ((32, 32, 64), 64),
+    ((16, 16, 128), 128),
+    ((8, 8, 256), 256),
+    ((4, 4, 512), 512),
+    ((2, 2, 512), 512),
+)
+
+
+def main(_):
+    print(f"Batches of {FLAGS.batch_size}, milliseconds.\n")
+    print("| layer | active | ordinary | restricted | ratio | expected | rule |")
+    print("|---|---|---|---|---|---|---|")
+    rows = [
+        measured(shape, channels, share)
+        for shape, channels in LAYERS
+        for share in map(float, FLAGS.shares)
+    ]
+    print_constants(rows)
+
+
+def measured(shape, channels, share):
+    """Times one layer, prints the times, and returns what the constants are fitted to."""
+    rng = np.random.default_rng(0)
+    layer = build_layer(shape, channels)
+    operation = sparse_gradients._operation_of(layer)
+    trained = random_mask(rng, tuple(layer.kernel.shape), share)
+    indices = tf.Variable(np.flatnonzero(trained).astype("int32"))
+    block = sparse_gradients.Block(operation, indices, trained, True, True)
+    inputs = [random_tensor(rng, (FLAGS.batch_size, *shape)) for _ in range(GRADIENTS)]
+    output_shape = operation.apply(inputs[0], layer.kernel.value).shape
+    upstreams = [random_tensor(rng, output_shape) for _ in range(GRADIENTS)]
+
+    def ordinary(inputs, upstream):
+        function = functools.partial(operation.apply, inputs)
+        return backend.gather(backend.gradient_at_zero(function, trained.shape, upstream), indices)
+
+    def restricted(inputs, upstream):
+        return block.gradient(inputs, upstream).values
+
+    times = in_turns([ordinary, restricted], inputs, upstreams)
+    matrices = operation.as_matrices(trained)
+    places = operation.places((None, *shape))
+    work = counts(matrices, places)
+    expected = cost(work) / (places[1] * trained.size)
+    way = sparse_gradients.cheapest_block(matrices, places)
+    print(
+        f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
+        f"| {times[1]:.2f} | {times[1] / times[0]:.2f} | {expected:.2f} "
+        f"| {'ordinary' if way is None else way} |",
+        flush=True,
+    )
+    return [*work, times[1] / times[0] * places[1] * trained.size]
+
+
+def build_layer(shape, channels):
+    layer = (
+        keras.layers.Dense(channels)
+        if len(shape) == 1
+        else keras.layers.Conv2D(channels, 3 if shape[0] != 12 else 5, padding="same")
+    )
+    layer.build((None, *shape))
+    return layer
+
+
+def random_mask(rng, shape, share):
+    """A mask with one trained entry in each active row, and in each active column."""
+    rows, columns = (
+        rng.choice(size, max(1, round(share * size)), replace=False) for size in shape[-2:]
+    )
+    number = max(len(rows), len(columns))
+    trained = np.zeros(shape, bool)
+    trained[..., np.resize(rows, number), np.resize(columns, number)] = True
+    return trained
+
+
+def random_tensor(rng, shape):
+    return tf.constant(rng.normal(size=shape).astype("float32"))
+
+
+def in_turns(gradients, inputs, upstreams):
+    """The median time of each gradient in milliseconds."""
+    compiled = [all_at_once(gradient) for gradient in gradients]
+    times = [[] for _ in gradients]
+    for run in range(FLAGS.runs + 1):
+        for function, own in zip(compiled, times, strict=True):
+            start = time.perf_counter()
+            function(inputs, upstreams).numpy()
+            if run:  # the first one traces
+                own.append((time.perf_counter() - start) / GRADIENTS * 1e3)
+    return [statistics.median(own) for own in times]
+
+
+def all_at_once(gradient):
+    """A function that computes several gradients one after the other, as a training step does."""
+
+    @functools.partial(tf.function, jit_compile=FLAGS.jit_compile, autograph=False)
+    def compute(inputs, upstreams):
+        total = tf.zeros(())
+        for one, upstream in zip(inputs, upstreams, strict=True):
+            with tf.control_dependencies([total]):
+                total += gradient(tf.identity(one), upstream)[0]
+        return total
+
+    return compute
+
+
+def counts(matrices, places):
+    """Multiplications, collected numbers and 1 for a block of the active rows and columns."""
+    rows, columns = (len(active) for active in sparse_gradients._active(matrices))
+    product = places[1] * len(matrices) * rows * columns
+    return product, places[0] * rows + places[1] * columns, 1
+
+
+def cost(work):
+    constants = (1.0, sparse_gradients._TAKE_COST, sparse_gradients._FIXED_COST)
+    return float(np.dot(work, constants))
+
+
+def print_constants(rows):
+    table = np.array(rows, float)
+    weights = 1 / table[:, -1:]  # relative errors
+    found, *_ = np.linalg.lstsq(table[:, :-1] * weights, np.ones(len(table)), rcond=None)
+    print(
+        f"\nFound: a multiplication costs {found[0]:.2f}, a collected number {found[1]:.0f}, "
+        f"a layer {found[2]:,.0f}. Used: 1, {sparse_gradients._TAKE_COST:.0f}, "
+        f"{sparse_gradients._FIXED_COST:,.0f}."
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)
