@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_v2_func_graphs
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -117,17 +116,12 @@ def _update(function: Callable[..., None], variable: Any, *arguments: Any) -> No
 
 
 _passes = threading.local()
-_CONTROL_FLOW_GRAPHS = (
-    control_flow_v2_func_graphs.CondBranchFuncGraph,
-    control_flow_v2_func_graphs.WhileCondFuncGraph,
-    control_flow_v2_func_graphs.WhileBodyFuncGraph,
-)
 
 
 @contextlib.contextmanager
 def _all_gradients() -> Iterator[None]:
     """In this scope layers compute every gradient, whatever is trained."""
-    before = getattr(_passes, "want_all", False)
+    before = wants_all_gradients()
     _passes.want_all = True
     try:
         yield
@@ -228,10 +222,10 @@ def _in_full_shape(
 tf.register_tensor_conversion_function(CompactGradient, _in_full_shape, priority=50)
 
 
-def gather_gradient(gradient: Any, indices: Any) -> Any:
+def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     """A variable's gradient at flat, sorted `indices`, from one in full shape or a compact one."""
-    is_compact = isinstance(gradient, tf.IndexedSlices) and gradient.values.shape.rank == 1
-    if not is_compact:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    if not is_sparse or gradient.values.shape.rank == len(variable.shape):
         return gather(to_dense(gradient), indices)
     count = tensor_variable(indices).shape[0]
     if gradient.values.shape[0] == count:
@@ -248,6 +242,9 @@ def with_gradient(
 ) -> Any:
     """`function(inputs, kernel)`, whose gradient for the kernel another function computes.
 
+    Inside a function, loop or branch of the layer's own, whose gradient TensorFlow derives apart
+    and keeps, the kernel gets its ordinary gradient all the same.
+
     Args:
         function: is linear in `inputs`, and takes a kernel of their dtype.
         inputs: a tensor.
@@ -257,35 +254,30 @@ def with_gradient(
     Returns:
         The result; `inputs` get their ordinary gradient.
     """
-    # Not cast by Keras, which would make a plain `tf.IndexedSlices` of the gradient.
-    kernel = tf.convert_to_tensor(kernel._value)
+    graph = tf.compat.v1.get_default_graph()
 
     @tf.custom_gradient
-    def differentiable(inputs: Any, kernel: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+    def differentiable(inputs: Any, kernel: Any) -> tuple[Any, Callable[[Any], Any]]:
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch(inputs)
+            tape.watch([inputs, kernel])
             outputs = function(inputs, tf.cast(kernel, inputs.dtype))
 
-        def gradients(upstream: Any) -> tuple[Any, Any]:
+        def gradients(upstream: Any) -> Any:
+            if tf.compat.v1.get_default_graph() is not graph:
+                return tape.gradient(outputs, [inputs, kernel], upstream)
             return tape.gradient(outputs, inputs, upstream), kernel_gradient(inputs, upstream)
 
         return outputs, gradients
 
-    return differentiable(inputs, kernel)
+    # Not cast by Keras, which would make a plain `tf.IndexedSlices` of the gradient.
+    with keras.src.backend.common.variables.AutocastScope(None):
+        value = tf.convert_to_tensor(kernel.value)
+    return differentiable(inputs, value)
 
 
-def takes_custom_gradient(inputs: Any, dtype: str) -> bool:
-    """Whether a layer that is given `inputs` in this pass may use `with_gradient`.
-
-    Not in a pass of this package's own, which wants all gradients; nor in a loop or a branch,
-    whose gradients TensorFlow adds up in full shape.
-    """
-    return (
-        not getattr(_passes, "want_all", False)
-        and isinstance(inputs, tf.Tensor)
-        and inputs.dtype == dtype
-        and not isinstance(tf.compat.v1.get_default_graph(), _CONTROL_FLOW_GRAPHS)
-    )
+def wants_all_gradients() -> bool:
+    """Whether this is a pass of this package's own, which needs those of frozen weights, too."""
+    return getattr(_passes, "want_all", False)
 
 
 def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstream: Any) -> Any:
@@ -295,6 +287,11 @@ def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstr
         tape.watch(zeros)
         outputs = function(zeros)
     return tape.gradient(outputs, zeros, upstream)
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a value is a dense tensor with elements, not a symbolic, sparse or ragged one."""
+    return isinstance(value, tf.Tensor)
 
 
 def take(tensor: Any, indices: Any, axis: int) -> Any:
@@ -369,7 +366,7 @@ def after_values(indices: Any, variables: Sequence[Any]) -> Any:
     that reads the kernel has certainly been computed before. The new values of all that is trained
     follow from all gradients, and these from all that the kernel was read for.
     """
-    if tf.distribute.has_strategy():
+    if tf.distribute.has_strategy() or not variables:
         return indices
     some = [tf.reshape(tensor_variable(variable), [-1])[:1] for variable in variables]
     values = tf.concat([tf.cast(value, tf.float32) for value in some], 0)

@@ -111,8 +111,8 @@ def freeze(
     _build_optimizer(model, outer)
     if optimizer is not None:
         _loop_optimizers[model] = optimizer
-    if freeze_optimizer_of(model) is freeze_optimizer:
-        sparse_gradients.install(model, freeze_optimizer, freeze_optimizer_of)
+    if _optimizer_in_training(model) is freeze_optimizer:
+        sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
     else:  # the model is compiled with another one, which `fit` goes on to use
         sparse_gradients.restore(model)
     _trace_again(model)
@@ -144,8 +144,9 @@ def restrict_gradients(model: keras.Model) -> None:
     ```
     """
     freeze_optimizer = _freeze_optimizer_in(_required_optimizer(model))
-    sparse_gradients.install(model, freeze_optimizer, freeze_optimizer_of)
-    _trace_again(model)
+    if _optimizer_in_training(model) is freeze_optimizer:
+        sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
+        _trace_again(model)
 
 
 def restore_gradients(model: keras.Model) -> None:
@@ -193,6 +194,13 @@ def optimizer_of(model: keras.Model) -> Any:
 def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
     """The FreezeOptimizer of a model, wherever it sits; None if there is none, or several."""
     found = _freeze_optimizers(optimizer_of(model))
+    return found[0] if len(found) == 1 else None
+
+
+def _optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
+    """The FreezeOptimizer that gets a model's gradients: of `fit`, or of a loop of one's own."""
+    compiled = getattr(model, "optimizer", None)
+    found = _freeze_optimizers(_loop_optimizers.get(model) if compiled is None else compiled)
     return found[0] if len(found) == 1 else None
 
 
@@ -289,6 +297,7 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
         raise ValueError("Argument `model` has no trainable weights; is it built?")
     drawn = [initializers.get(initializer, seed, stream) for stream in range(len(weights))]
     values = [draw(tuple(v.shape), dtype=v.dtype) for v, draw in zip(weights, drawn, strict=True)]
+    was_restricted = any(map(sparse_gradients.is_restricted, model._flatten_layers()))
     holders = initializers_of(model)
     for variable, value, draw in zip(weights, values, drawn, strict=True):
         variable.assign(value)
@@ -300,7 +309,7 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
         freeze_optimizer.reset()
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
             freeze_optimizer.zero_frozen_weights()
-    if freeze_optimizer_of(model) is not None:
+    if was_restricted:
         restrict_gradients(model)
 
 

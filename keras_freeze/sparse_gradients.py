@@ -12,6 +12,7 @@ The layers stay plain Keras layers: what `install` sets on an instance is no par
 saves, exports or clones, and `restore` takes it away.
 """
 
+import collections
 import functools
 import math
 import weakref
@@ -52,12 +53,13 @@ class MatrixProduct:
         self._inputs, self._kernel = both.split(",")
         self._rows = [letter for letter in self._kernel if letter in self._inputs]
         self._columns = [letter for letter in self._kernel if letter not in self._rows]
+        terms = (self._inputs, self._kernel, self._outputs)
         kept = [letter for letter in self._inputs if letter not in self._rows]
-        terms = [self._inputs, self._kernel, self._outputs]
-        if any(len(set(term)) < len(term) for term in terms) or set(self._outputs) != {
-            *kept,
-            *self._columns,
-        }:
+        if (
+            any(len(set(term)) < len(term) for term in terms)
+            or [letter for letter in self._outputs if letter not in self._columns] != kept
+            or not set(self._columns) <= set(self._outputs)
+        ):
             raise ValueError(f"This is no matrix product. Received: equation={equation!r}")
 
     def as_matrices(self, kernel: np.ndarray) -> np.ndarray:
@@ -81,20 +83,21 @@ class MatrixProduct:
         self, inputs: Any, upstream: Any, rows: Any, columns: Any, shape: Sequence[int]
     ) -> Any:
         """The kernel's gradient in some rows and columns, None meaning all, flat."""
-        x = _as_matrix(inputs, self._inputs, self._rows)
-        dy = _as_matrix(upstream, self._outputs, self._columns)
+        sizes = dict(zip(self._kernel, shape, strict=True))
+        x = _as_matrix(inputs, self._inputs, self._rows, sizes)
+        dy = _as_matrix(upstream, self._outputs, self._columns, sizes)
         return ops.matmul(ops.transpose(_take(x, rows, 1)), _take(dy, columns, 1))
 
 
-def _as_matrix(tensor: Any, term: str, last: Sequence[str]) -> Any:
-    """A tensor with the axes `last` as columns, and all others as rows."""
+def _as_matrix(tensor: Any, term: str, last: Sequence[str], sizes: dict[str, int]) -> Any:
+    """A tensor with the axes `last`, of these sizes, as columns, and all others as rows."""
     spread = len(tensor.shape) - len(term.replace(".", ""))
     letters = [*term.replace(".", "0123456789"[:spread])]
     first = [letter for letter in letters if letter not in last]
     order = [letters.index(letter) for letter in [*first, *last]]
     if order != sorted(order):
         tensor = ops.transpose(tensor, order)
-    return ops.reshape(tensor, (-1, math.prod(tensor.shape[len(first) :])))
+    return ops.reshape(tensor, (-1, math.prod(sizes[letter] for letter in last)))
 
 
 class Convolution:
@@ -144,6 +147,7 @@ class Block:
 
     Args:
         operation: what the kernel's layer computes.
+        kernel: the kernel.
         indices: a variable with the flat, sorted indices of the trained entries.
         trained: the kernel's mask.
         takes_rows, takes_columns: whether only some rows, or columns, are multiplied.
@@ -152,14 +156,16 @@ class Block:
     def __init__(
         self,
         operation: Any,
+        kernel: Any,
         indices: Any,
         trained: np.ndarray,
         takes_rows: bool,
         takes_columns: bool,
     ) -> None:
         self.operation = operation
-        self._indices = indices
+        self._dtype = kernel.dtype
         self._shape = trained.shape
+        self._indices = indices
         self._takes_rows = takes_rows
         self._takes_columns = takes_columns
         # Another mask may have as many trained entries in more rows.
@@ -175,10 +181,13 @@ class Block:
 
     def gradient(self, inputs: Any, upstream: Any) -> Any:
         """The kernel's gradient at its trained entries, from inputs and the outputs' gradient."""
+        if self._indices.shape[0] == 0:
+            values = ops.zeros((0,), self._dtype)
+            return backend.CompactGradient(values, self._indices, self._shape)
         rows = self._rows if self._takes_rows else None
         columns = self._columns if self._takes_columns else None
         product = self.operation.gradient(inputs, upstream, rows, columns, self._shape)
-        values = backend.gather(product, self._inside)
+        values = ops.cast(backend.gather(product, self._inside), self._dtype)
         return backend.CompactGradient(values, self._indices, self._shape)
 
     def _parts(self, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -251,16 +260,16 @@ def install(
     if update is None:
         return
     with backend.strategy_scope(optimizer._distribution_strategy):
-        for layer in model._flatten_layers():
-            operation = _operation_of(layer)
-            position = None if operation is None else optimizer.position_of(layer._kernel)
+        for layer, operation in _operations(model):
+            position = optimizer.position_of(layer._kernel)
             if position not in update.indices:
                 continue
-            trained = update.trained(position)
+            trained, indices = update.trained(position), update.indices[position]
             matrices = operation.as_matrices(trained)
             way = cheapest_block(matrices, operation.places(_input_shape(layer)))
             if way is not None:
-                update.blocks[position] = Block(operation, update.indices[position], trained, *way)
+                block = Block(operation, layer._kernel, indices, trained, *way)
+                update.blocks[position] = block
                 call = _restricted_call(layer, position, weakref.ref(model), find_optimizer)
                 vars(layer)["call"] = call
 
@@ -280,12 +289,23 @@ def is_restricted(layer: Any) -> bool:
 _MARK = "restricts_weight_gradient"
 
 
+def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
+    """The layers whose gradient can be restricted, and what they compute."""
+    found = [(layer, _operation_of(layer)) for layer in model._flatten_layers()]
+    found = [(layer, operation) for layer, operation in found if operation is not None]
+    # Two layers with one kernel may compute different things with it.
+    uses = collections.Counter(id(layer._kernel) for layer, _ in found)
+    return [pair for pair in found if uses[id(pair[0]._kernel)] == 1]
+
+
 def _operation_of(layer: Any) -> Any:
     """What a layer computes, if its gradient can be restricted, else None."""
     kind = type(layer)  # not a subclass, which may compute anything
     if kind not in _CLASSES or not layer.built or "call" in vars(layer):
         return None
     if layer.kernel_regularizer is not None or not _is_plain(layer):
+        return None
+    if _input_shape(layer) is None:
         return None
     if kind is keras.layers.Dense:
         return MatrixProduct("...x,xy->...y", ops.matmul)
@@ -319,8 +339,9 @@ def _convolve(layer: Any, inputs: Any, kernel: Any) -> Any:
     )
 
 
-def _input_shape(layer: Any) -> tuple[int | None, ...]:
-    return tuple(layer.get_build_config()["input_shape"])
+def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
+    """None of a layer that was not built by Keras."""
+    return (layer.get_build_config() or {}).get("input_shape")
 
 
 def _restricted_call(
@@ -335,7 +356,7 @@ def _restricted_call(
     @functools.wraps(ordinary)
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         block = _block(layer, position, model(), find_optimizer)
-        if block is None or not backend.takes_custom_gradient(inputs, layer.compute_dtype):
+        if block is None or not _is_tensor(inputs, layer.compute_dtype):
             return ordinary(inputs, *args, **kwargs)
         outputs = backend.with_gradient(
             block.operation.apply, inputs, layer._kernel, block.gradient
@@ -360,11 +381,16 @@ def _block(
         context is not None
         and context.entry_layer is model
         and context.get_value("training", False)
+        and not backend.wants_all_gradients()
         and _is_plain(layer)
     )
     optimizer = find_optimizer(model) if is_trained else None
     update = None if optimizer is None else optimizer.compact_update
     return None if update is None else update.blocks.get(position)
+
+
+def _is_tensor(inputs: Any, dtype: str) -> bool:
+    return backend.is_dense(inputs) and keras.backend.standardize_dtype(inputs.dtype) == dtype
 
 
 def _broadcast_bias(layer: Any) -> Any:

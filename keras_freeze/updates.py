@@ -245,7 +245,7 @@ class CompactUpdate(Update):
                 values, indices = self._values[position], self.indices[position]
                 values.assign(backend.gather(variable, indices))
                 if gradient is not None:
-                    gradient = backend.gather_gradient(gradient, indices)
+                    gradient = backend.gather_gradient(gradient, variable, indices)
                 gradients.append(self._with_l2(gradient, values))
                 variables.append(values)
         factor = self._update_inner(gradients, variables)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from helpers import blobs, crossentropy, is_weight, same_bits, sgd, value_of, values_of
 
 import keras_freeze as kf
+from keras_freeze import sparse_gradients
 
 ROOT = Path(__file__).parents[1]
 BATCH = 12
@@ -359,6 +360,23 @@ def looks():
 
 
 @case
+def restricted_gradients():
+    """Two devices with restricted weight gradients, and without."""
+    rule = sparse_gradients.cheapest_block
+    sparse_gradients.cheapest_block = lambda matrices, places: (True, True)
+    try:
+        restricted, _ = train(mirrored(), "freeze")
+    finally:
+        sparse_gradients.cheapest_block = rule
+    ordinary, _ = train(mirrored(), "freeze")
+    return {
+        "difference": difference(restricted, ordinary),
+        "restricted": [sparse_gradients.is_restricted(layer) for layer in restricted.layers],
+        "copies equal": copies_are_equal(restricted),
+    }
+
+
+@case
 def later_changes():
     """Another mask of the same lengths, other weights, pruning: one after the other."""
     x, y = blobs(2 * BATCH)
@@ -546,6 +564,13 @@ def test_gradient_flow_and_pruning_check_are_those_of_one_device(results):
     assert found["difference"] < 1e-6
     assert np.allclose(*found["flows"], rtol=1e-5, atol=0)
     assert found["largest"][0] == found["largest"][1] > 0
+
+
+def test_restricted_gradients_train_two_devices_as_ordinary_ones_do(results):
+    found = results["restricted_gradients"]
+    assert found["difference"] < 1e-6
+    assert found["restricted"] == [True, True]
+    assert found["copies equal"]
 
 
 def test_new_masks_weights_and_pruning_reach_every_copy(results):
