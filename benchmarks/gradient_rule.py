@@ -76,10 +76,10 @@ def measured(shape, channels, share):
         return block.gradient(inputs, upstream).values
 
     times = in_turns([ordinary, restricted], inputs, upstreams)
-    matrices = operation.as_matrices(trained)
+    matrices = sparse_gradients.as_matrices(trained, operation.axes)
     places = operation.places((None, *shape))
-    work = counts(matrices, places)
-    expected = cost(work) / (places[1] * trained.size)
+    work = sparse_gradients.work(matrices, places, True, True)
+    expected = np.dot(work, sparse_gradients._COSTS) / (places[1] * trained.size)
     way = sparse_gradients.cheapest_block(matrices, places)
     print(
         f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
@@ -142,27 +142,13 @@ def all_at_once(gradient):
     return compute
 
 
-def counts(matrices, places):
-    """Multiplications, collected numbers and 1 for a block of the active rows and columns."""
-    rows, columns = (len(active) for active in sparse_gradients._active(matrices))
-    product = places[1] * len(matrices) * rows * columns
-    return product, places[0] * rows + places[1] * columns, 1
-
-
-def cost(work):
-    constants = (1.0, sparse_gradients._TAKE_COST, sparse_gradients._FIXED_COST)
-    return float(np.dot(work, constants))
-
-
 def print_constants(rows):
     table = np.array(rows, float)
     weights = 1 / table[:, -1:]  # relative errors
     found, *_ = np.linalg.lstsq(table[:, :-1] * weights, np.ones(len(table)), rcond=None)
-    print(
-        f"\nFound: a multiplication costs {found[0]:.2f}, a collected number {found[1]:.0f}, "
-        f"a layer {found[2]:,.0f}. Used: 1, {sparse_gradients._TAKE_COST:.0f}, "
-        f"{sparse_gradients._FIXED_COST:,.0f}."
-    )
+    costs = " / ".join(f"{cost:,.1f}" for cost in found)
+    used = " / ".join(f"{cost:,.1f}" for cost in sparse_gradients._COSTS)
+    print(f"\nA multiplication / a collected number / a layer cost {costs}. Used: {used}.")
 
 
 if __name__ == "__main__":

@@ -340,7 +340,7 @@ def runner(variant, case, images, labels, mask, worker):
     shape = (case.steps, case.batch_size)
     images, labels = images.reshape(*shape, *images.shape[1:]), labels.reshape(shape)
     if variant == "bare":
-        return BareLoop(build(case), mask, images, labels, *SGD.values(), case.jit_compile)
+        return BareLoop(build(case), mask, images, labels, jit_compile=case.jit_compile, **SGD)
     model = build_variant(variant, case, mask)
     data = tf.data.Dataset.from_tensor_slices((images, labels))
     return functools.partial(fit, model, data.prefetch(tf.data.AUTOTUNE), case.steps, Stopwatch)

@@ -228,10 +228,22 @@ def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     if not is_sparse or gradient.values.shape.rank == len(variable.shape):
         return gather(to_dense(gradient), indices)
     count = tensor_variable(indices).shape[0]
+    # Functions that were traced for another mask stop by themselves.
+    if tf.executing_eagerly() and not _repeats(gradient.indices, indices):
+        raise ValueError(
+            "This gradient was computed for another freezing mask. Trace the function that "
+            "computes it again: make a new tf.function."
+        )
     if gradient.values.shape[0] == count:
         return gradient.values
     # A layer that was used several times: all entries once for each use.
     return tf.reduce_sum(tf.reshape(gradient.values, [-1, count]), 0)
+
+
+def _repeats(indices: Any, once: Any) -> bool:
+    indices, once = indices.numpy(), to_numpy(once)
+    uses, rest = divmod(len(indices), len(once))
+    return rest == 0 and np.array_equal(indices, np.tile(once, uses))
 
 
 def with_gradient(
@@ -359,20 +371,21 @@ if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
     _scale_and_scatter = tf.function(_scale_and_scatter, jit_compile=True, autograph=False)
 
 
-def after_values(indices: Any, variables: Sequence[Any]) -> Any:
-    """`indices` as they are, which XLA cannot have before the values of `variables`.
+def zero_after(variables: Sequence[Any]) -> Any:
+    """An integer 0, which XLA cannot have before the values of `variables`; None where needless.
 
     Where XLA compiles a whole step, it copies a kernel in which entries are replaced unless all
     that reads the kernel has certainly been computed before. The new values of all that is trained
-    follow from all gradients, and these from all that the kernel was read for.
+    follow from all gradients, and these from all that the kernel was read for: adding this to the
+    entries' indices settles the order.
     """
-    if tf.distribute.has_strategy() or not variables:
-        return indices
+    if tf.executing_eagerly() or tf.distribute.has_strategy() or not variables:
+        return None
     some = [tf.reshape(tensor_variable(variable), [-1])[:1] for variable in variables]
     values = tf.concat([tf.cast(value, tf.float32) for value in some], 0)
     # Always false, which XLA does not find out.
     never = tf.reduce_any(tf.math.is_nan(values) & tf.math.is_inf(values))
-    return tensor_variable(indices) + tf.cast(never, tf.int32)
+    return tf.cast(never, tf.int32)
 
 
 def scatter(variable: Any, indices: Any, values: Any) -> None:

@@ -111,10 +111,7 @@ def freeze(
     _build_optimizer(model, outer)
     if optimizer is not None:
         _loop_optimizers[model] = optimizer
-    if _optimizer_in_training(model) is freeze_optimizer:
-        sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
-    else:  # the model is compiled with another one, which `fit` goes on to use
-        sparse_gradients.restore(model)
+    _restrict_gradients(model)
     _trace_again(model)
     return new_mask
 
@@ -143,10 +140,17 @@ def restrict_gradients(model: keras.Model) -> None:
     keras_freeze.restrict_gradients(model)
     ```
     """
-    freeze_optimizer = _freeze_optimizer_in(_required_optimizer(model))
-    if _optimizer_in_training(model) is freeze_optimizer:
+    _freeze_optimizer_in(_required_optimizer(model))
+    _restrict_gradients(model)
+    _trace_again(model)
+
+
+def _restrict_gradients(model: keras.Model) -> None:
+    freeze_optimizer = _optimizer_in_training(model)
+    if freeze_optimizer is None:  # it is compiled with an optimizer that freezes nothing
+        sparse_gradients.restore(model)
+    else:
         sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
-        _trace_again(model)
 
 
 def restore_gradients(model: keras.Model) -> None:
@@ -168,7 +172,7 @@ def restore_gradients(model: keras.Model) -> None:
     ```
     """
     _check_model(model)
-    sparse_gradients.restore(model)
+    sparse_gradients.restore(model, _optimizer_in_training(model))
     _trace_again(model)
 
 
@@ -305,12 +309,15 @@ def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: i
             setattr(*holders[id(variable)], draw)  # `save` looks there for the seed
     for layer in _trainable_layers(model):
         _reset_other_parameters(layer)
-    for freeze_optimizer in _freeze_optimizers(optimizer_of(model)):
+    freeze_optimizers = _freeze_optimizers(optimizer_of(model))
+    for freeze_optimizer in freeze_optimizers:
         freeze_optimizer.reset()
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
             freeze_optimizer.zero_frozen_weights()
     if was_restricted:
-        restrict_gradients(model)
+        _restrict_gradients(model)
+    if freeze_optimizers:
+        _trace_again(model)
 
 
 def _trace_again(model: keras.Model) -> None:

@@ -207,10 +207,6 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         updates = self._updates
         return updates if isinstance(updates, CompactUpdate) and updates.has_mask else None
 
-    def position_of(self, variable: Any) -> int | None:
-        """A variable's position among those the optimizer was built with; None if not there."""
-        return self._trainable_variables_indices.get(self._var_key(variable))
-
     def set_mask(self, mask: FreezeMask, variables: Sequence[Any]) -> None:
         """Takes over a mask; the inner optimizer starts anew but for its iterations and its rate.
 
@@ -360,6 +356,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                 )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
+        if self.compact_update is not None:
+            self.compact_update.update_blocks()
 
     @property
     def learning_rate(self) -> Any:

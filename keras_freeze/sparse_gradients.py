@@ -26,13 +26,24 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze.optimizer import FreezeOptimizer
 
-# What a restricted gradient costs for one example, in multiplications of the ordinary one: each
-# number that is collected from inputs or outputs, and the rest, however small the product is.
-# Measured by benchmarks/gradient_rule.py.
-_TAKE_COST = 250.0
-_FIXED_COST = 60_000.0
+# What a restricted gradient costs for one example, in multiplications of the ordinary one: a
+# multiplication, a number that is collected from inputs or outputs, and the rest, however small the
+# product is. Measured by benchmarks/gradient_rule.py.
+_COSTS = (1.0, 250.0, 60_000.0)
 # By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
+# Whether only some rows, and only some columns, are multiplied.
+_WAYS = ((False, False), (False, True), (True, False), (True, True))
+
+
+# The axes of a kernel that are places in it, rows of the matrix at each place, and columns.
+Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def as_matrices(kernel: np.ndarray, axes: Axes) -> np.ndarray:
+    """An array of a kernel's shape as one of shape (places, rows, columns)."""
+    sizes = [math.prod(kernel.shape[axis] for axis in group) for group in axes]
+    return kernel.transpose(sum(axes, ())).reshape(sizes)
 
 
 class MatrixProduct:
@@ -41,6 +52,9 @@ class MatrixProduct:
     Args:
         equation: of inputs and kernel, as of EinsumDense.
         apply: computes it from inputs and kernel as the layer does.
+
+    Attributes:
+        axes: which axes of the kernel are places, rows and columns.
 
     Raises:
         ValueError: if the equation is no matrix product.
@@ -61,12 +75,11 @@ class MatrixProduct:
             or not set(self._columns) <= set(self._outputs)
         ):
             raise ValueError(f"This is no matrix product. Received: equation={equation!r}")
-
-    def as_matrices(self, kernel: np.ndarray) -> np.ndarray:
-        """An array of the kernel's shape as one of shape (1, rows, columns)."""
-        order = [self._kernel.index(letter) for letter in [*self._rows, *self._columns]]
-        rows = math.prod(kernel.shape[axis] for axis in order[: len(self._rows)])
-        return kernel.transpose(order).reshape(1, rows, -1)
+        rows, columns = (
+            tuple(self._kernel.index(letter) for letter in letters)
+            for letters in (self._rows, self._columns)
+        )
+        self.axes: Axes = (), rows, columns
 
     def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
         """How many rows the matrices of one example's inputs and outputs have."""
@@ -108,16 +121,17 @@ class Convolution:
     Args:
         layer: the layer.
         apply: computes the convolution from inputs and kernel as the layer does.
+
+    Attributes:
+        axes: which axes of the kernel are places, rows and columns.
     """
 
     def __init__(self, layer: Any, apply: Callable[[Any, Any], Any]) -> None:
         self.apply = apply
         self._layer = layer
         self._channels = layer.rank + 1 if layer.data_format == "channels_last" else 1
-
-    def as_matrices(self, kernel: np.ndarray) -> np.ndarray:
-        """An array of the kernel's shape as one of shape (places in the kernel, rows, columns)."""
-        return kernel.reshape(-1, *kernel.shape[-2:])
+        rank = layer.rank
+        self.axes: Axes = tuple(range(rank)), (rank,), (rank + 1,)
 
     def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
         """How many places the inputs and the outputs of one example have."""
@@ -194,17 +208,25 @@ class Block:
 
     def _parts(self, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rows, the columns, and where in their block the trained entries are, in order."""
-        rows, columns = _active(self.operation.as_matrices(trained))
-        size = trained.size
-        numbers = self.operation.as_matrices(np.arange(size, dtype="int32").reshape(trained.shape))
+        axes = self.operation.axes
+        rows, columns = _active(as_matrices(trained, axes))
+        entries = np.nonzero(trained)
+        place, row, column = (_numbers(entries, trained.shape, group) for group in axes)
+        _, num_rows, num_columns = as_matrices(trained, axes).shape
         if self._takes_rows:
-            numbers = numbers[:, rows]
+            row, num_rows = np.searchsorted(rows, row), len(rows)
         if self._takes_columns:
-            numbers = numbers[:, :, columns]
-        place = np.empty(size, "int32")
-        place[numbers.reshape(-1)] = np.arange(numbers.size, dtype="int32")
-        inside = place[np.flatnonzero(trained)]
-        return rows.astype("int32"), columns.astype("int32"), inside
+            column, num_columns = np.searchsorted(columns, column), len(columns)
+        inside = (place * num_rows + row) * num_columns + column
+        return rows.astype("int32"), columns.astype("int32"), inside.astype("int32")
+
+
+def _numbers(entries: Sequence[np.ndarray], shape: Sequence[int], axes: tuple[int, ...]) -> Any:
+    """The numbers of entries along some axes taken together; 0 along none."""
+    if not axes:
+        return 0
+    sizes = tuple(shape[axis] for axis in axes)
+    return np.ravel_multi_index(tuple(entries[axis] for axis in axes), sizes)
 
 
 def _active(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -217,27 +239,41 @@ def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool,
     """Whether to take only some rows, and only some columns, of a kernel; None to leave it alone.
 
     Args:
-        matrices: a mask as `as_matrices` gives it.
+        matrices: a mask of shape (places, rows, columns).
         places: how many places inputs and outputs have; each brings one number for a channel.
 
     Returns:
         The cheapest way, by the measured costs above.
     """
-    rows, columns = (len(active) for active in _active(matrices))
-    if rows == 0:
+    if not matrices.any():
         return True, True
-    num_matrices, all_rows, all_columns = matrices.shape
-    inputs, outputs = places
-    ordinary = outputs * matrices.size
-    costs = {}
-    for takes_rows in (False, True):
-        for takes_columns in (False, True):
-            r, c = rows if takes_rows else all_rows, columns if takes_columns else all_columns
-            taken = takes_rows * inputs * r + takes_columns * outputs * c
-            product = outputs * num_matrices * r * c
-            costs[takes_rows, takes_columns] = product + _TAKE_COST * taken + _FIXED_COST
+    costs = {way: float(np.dot(work(matrices, places, *way), _COSTS)) for way in _WAYS}
     best = min(costs, key=lambda way: costs[way])
-    return best if costs[best] < _MARGIN * ordinary else None
+    return best if costs[best] < _MARGIN * places[1] * matrices.size else None
+
+
+def work(
+    matrices: np.ndarray, places: tuple[int, int], takes_rows: bool, takes_columns: bool
+) -> tuple[int, int, int]:
+    """What a restricted gradient does for one example, as counted in `_COSTS`.
+
+    Args:
+        matrices, places: as of `cheapest_block`.
+        takes_rows, takes_columns: whether only the active rows, or columns, are multiplied.
+
+    Returns:
+        How many multiplications, how many numbers that are collected first, and 1.
+    """
+    num_matrices, rows, columns = matrices.shape
+    active_rows, active_columns = (len(active) for active in _active(matrices))
+    taken = 0
+    if takes_rows:
+        rows = active_rows
+        taken += places[0] * rows
+    if takes_columns:
+        columns = active_columns
+        taken += places[1] * columns
+    return places[1] * num_matrices * rows * columns, taken, 1
 
 
 def install(
@@ -257,35 +293,39 @@ def install(
             is done.
         find_optimizer: gives the FreezeOptimizer that trains a model at present.
     """
-    restore(model)
+    restore(model, optimizer)
     update = optimizer.compact_update
     if update is None:
         return
     with backend.strategy_scope(optimizer._distribution_strategy):
         for layer, operation in _operations(model):
-            position = optimizer.position_of(layer._kernel)
-            if position not in update.indices:
+            position = update.position_of(layer._kernel)
+            if position is None or position not in update.indices:
                 continue
             trained, indices = update.trained(position), update.indices[position]
-            matrices = operation.as_matrices(trained)
+            matrices = as_matrices(trained, operation.axes)
             way = cheapest_block(matrices, operation.places(_input_shape(layer)))
             if way is not None:
                 block = Block(operation, layer._kernel, indices, trained, *way)
                 update.blocks[position] = block
-                call = _restricted_call(layer, position, weakref.ref(model), find_optimizer)
+                call = _restricted_call(layer, operation, weakref.ref(model), find_optimizer)
                 vars(layer)["call"] = call
 
 
-def restore(model: keras.Model) -> None:
-    """Undoes `install`."""
+def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
+    """Undoes `install`, which `optimizer` was given."""
     for layer in model._flatten_layers():
         if is_restricted(layer):
             del vars(layer)["call"]
+    if optimizer is not None and optimizer.compact_update is not None:
+        # Someone may have wrapped a layer's `call` since: without its block it is as before.
+        optimizer.compact_update.blocks.clear()
 
 
 def is_restricted(layer: Any) -> bool:
     """Whether `install` has changed a layer."""
-    return hasattr(vars(layer).get("call"), _MARK)
+    call = vars(layer).get("call")
+    return call is not None and getattr(call, _MARK, None) is call
 
 
 _MARK = "restricts_weight_gradient"
@@ -348,7 +388,7 @@ def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
 
 def _restricted_call(
     layer: Any,
-    position: int,
+    operation: Any,
     model: Callable[[], keras.Model | None],
     find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
 ) -> Callable[..., Any]:
@@ -357,38 +397,39 @@ def _restricted_call(
 
     @functools.wraps(ordinary)
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        block = _block(layer, position, model(), find_optimizer)
-        if block is None or not _is_tensor(inputs, layer.compute_dtype):
+        optimizer = find_optimizer(model()) if _is_trained(layer, model()) else None
+        block = None if optimizer is None else _block_of(layer._kernel, optimizer)
+        if (
+            block is None
+            or block.operation is not operation  # but another layer's with the same kernel
+            or not _is_tensor(inputs, layer.compute_dtype)
+        ):
             return ordinary(inputs, *args, **kwargs)
-        outputs = backend.with_gradient(
-            block.operation.apply, inputs, layer._kernel, block.gradient
-        )
+        outputs = backend.with_gradient(operation.apply, inputs, layer._kernel, block.gradient)
         if layer.bias is not None:
             outputs = ops.add(outputs, _broadcast_bias(layer))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    setattr(call, _MARK, True)
+    setattr(call, _MARK, call)
     return call
 
 
-def _block(
-    layer: Any,
-    position: int,
-    model: keras.Model | None,
-    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
-) -> Block | None:
-    """The block for the pass in which a layer is being called; None for an ordinary gradient."""
+def _is_trained(layer: Any, model: keras.Model | None) -> bool:
+    """Whether a layer is being called to train this model, and nothing else."""
     context = keras.src.backend.common.global_state.get_global_attribute("current_call_ctx")
-    is_trained = (
+    return (
         context is not None
         and context.entry_layer is model
-        and context.get_value("training", False)
+        and context.get_value("training", False) is True
         and not backend.wants_all_gradients()
         and _is_plain(layer)
     )
-    optimizer = find_optimizer(model) if is_trained else None
-    update = None if optimizer is None else optimizer.compact_update
-    return None if update is None else update.blocks.get(position)
+
+
+def _block_of(kernel: Any, optimizer: FreezeOptimizer) -> Block | None:
+    update = optimizer.compact_update
+    position = None if update is None else update.position_of(kernel)
+    return None if update is None or position is None else update.blocks.get(position)
 
 
 def _is_tensor(inputs: Any, dtype: str) -> bool:

@@ -20,6 +20,8 @@ from keras_freeze.parameters import Parameter
 
 # Above so many entries, a copy of a variable takes longer than a few small operations.
 _LARGE = 2**18
+# Indices are 32-bit integers.
+_MOST_ENTRIES = 2**31 - 1
 
 # (gradient or None, variable, position of the variable)
 Step = Sequence[tuple[Any, Any, int]]
@@ -181,6 +183,11 @@ class CompactUpdate(Update):
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
         for position, count in self._partly_trained():
             variable = parameters[position].variable
+            if parameters[position].size > _MOST_ENTRIES:
+                raise ValueError(
+                    f"A variable may have at most {_MOST_ENTRIES} entries. "
+                    f"Received: {parameters[position].path!r} of shape {tuple(variable.shape)}"
+                )
             indices = (
                 np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
             )
@@ -207,6 +214,12 @@ class CompactUpdate(Update):
             trained[position] = self.trained(position)
         return self._make_mask(trained, self.num_rescued)
 
+    def position_of(self, variable: Any) -> int | None:
+        """A variable's position; None if it is not among those that are updated."""
+        # By identity: in a layer's call, Keras may show other values than the variable's own.
+        found = (p.position for p in self.parameters if p.variable is variable)
+        return next(found, None)
+
     def trained(self, position: int) -> np.ndarray:
         """The mask of one variable."""
         shape = tuple(self.parameters[position].variable.shape)
@@ -223,10 +236,14 @@ class CompactUpdate(Update):
         chosen = {e.position: e.trained for e in mask.entries}
         for position, indices in self.indices.items():
             indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
-        for position, block in self.blocks.items():
-            block.assign(chosen[position])
         self.num_rescued = mask.num_rescued
         self.has_mask = True
+        self.update_blocks()
+
+    def update_blocks(self) -> None:
+        """Tells `blocks` what the indices are now."""
+        for position, block in self.blocks.items():
+            block.assign(self.trained(position))
 
     def apply(self, step: Step) -> None:
         if not self.has_mask:
@@ -249,13 +266,16 @@ class CompactUpdate(Update):
                 gradients.append(self._with_l2(gradient, values))
                 variables.append(values)
         factor = self._update_inner(gradients, variables)
-        for gradient, variable, position in step:
-            has_changed = gradient is not None or factor is not None
-            if position in self.indices and has_changed:
-                indices = self.indices[position]
-                if self.parameters[position].size > _LARGE:
-                    indices = backend.after_values(indices, variables)
-                self._write_back(variable, position, indices, factor)
+        changed = [
+            (variable, position)
+            for gradient, variable, position in step
+            if position in self.indices and (gradient is not None or factor is not None)
+        ]
+        zero = None
+        if any(self.parameters[position].size > _LARGE for _, position in changed):
+            zero = backend.zero_after(variables)
+        for variable, position in changed:
+            self._write_back(variable, position, zero, factor)
 
     def retire(self) -> None:
         # XLA leaves out what it would write outside a variable.
@@ -263,8 +283,10 @@ class CompactUpdate(Update):
             outside = self.parameters[position].size
             indices.assign(np.full(tuple(indices.shape), outside, "int32"))
 
-    def _write_back(self, variable: Any, position: int, indices: Any, factor: Any) -> None:
-        values = self._values[position]
+    def _write_back(self, variable: Any, position: int, zero: Any, factor: Any) -> None:
+        indices, values = self.indices[position], self._values[position]
+        if zero is not None and self.parameters[position].size > _LARGE:
+            indices = indices + zero
         if factor is not None:
             backend.scale_and_scatter(variable, indices, values, factor)
         if not self.trained_counts[position]:
