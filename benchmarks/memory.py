@@ -122,13 +122,20 @@ def measure_state():
                     "rate": rate,
                     "dense_bytes": moment_bytes(optimizer),
                     "bytes": moment_bytes(model.optimizer.inner_optimizer),
-                    "index_bytes": num_bytes(model.optimizer.mask_variables),
+                    "bookkeeping_bytes": bookkeeping_bytes(model.optimizer.compact_update),
                     "expected": 1 - kf.report(model).real_freeze_rate,
                 }
             )
         keras.backend.clear_session()
     log("The optimizers' state: done")
     return results
+
+
+def bookkeeping_bytes(update):
+    """Indices of the trained weights, vectors of their values, and places in smaller products."""
+    vectors = [*update.indices.values(), *update._values.values()]
+    inside = [block._inside.numpy() for block in update.blocks.values()]
+    return num_bytes(vectors) + sum(places.nbytes for places in inside)
 
 
 def new_optimizer(optimizer_class):
@@ -353,7 +360,7 @@ def print_state(results):
                 f"{share:.4f}",
                 f"{r['expected']:.4f}",
                 f"{100 * (share / r['expected'] - 1):+.2f} %",
-                f"{r['index_bytes']:,}",
+                f"{r['bookkeeping_bytes']:,}",
             ]
         )
     header = [
