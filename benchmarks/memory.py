@@ -371,7 +371,7 @@ def print_state(results):
         "ratio",
         "1 - q_beta",
         "deviation",
-        "besides: indices, bytes",
+        "besides: book-keeping, bytes",
     ]
     table("State of the optimizer for each weight, LeNet-300-100", header, rows)
 

@@ -240,6 +240,23 @@ def test_state_of_trained_entries_goes_by_the_path_of_their_kernel():
     assert slots == expected
 
 
+@pytest.mark.parametrize("optimizer", COORDINATE_WISE, ids=lambda optimizer: optimizer.__name__)
+def test_state_costs_what_the_trained_parameters_cost(optimizer):
+    def state_bytes(inner):
+        arrays = [value_of(v) for v in inner.variables]
+        return sum(array.nbytes for array in arrays if array.size > 1)
+
+    arguments = {"momentum": 0.9} if optimizer is ko.SGD else {}
+    dense, sparse = optimizer(0.01, **arguments), optimizer(0.01, **arguments)
+    model = kf.models.lenet_300_100()
+    dense.build(model.trainable_variables)
+    model.compile(kf.FreezeOptimizer(sparse, 0.99), "mse")
+    kf.freeze(model, mask=lambda v: np.random.default_rng(v.shape[0]).random(v.shape) < 0.01)
+    trained = kf.get_mask(model).num_trained + 410
+    share = state_bytes(sparse) / state_bytes(dense)
+    assert share == pytest.approx(trained / 266_610, rel=0.05)
+
+
 @pytest.mark.parametrize("inner", [name for name in INNER if "ema" in name])
 def test_final_averages_keep_frozen_bits(inner):
     for way in ("freeze", "first_batch"):
