@@ -63,7 +63,7 @@ def measured(shape, channels, share):
     operation = sparse_gradients._operation_of(layer)
     trained = random_mask(rng, tuple(layer.kernel.shape), share)
     indices = tf.Variable(np.flatnonzero(trained).astype("int32"))
-    block = sparse_gradients.Block(operation, layer.kernel, indices, trained, True, True)
+    block = sparse_gradients.Block(operation, layer.kernel, trained, True, True)
     inputs = [random_tensor(rng, (FLAGS.batch_size, *shape)) for _ in range(GRADIENTS)]
     output_shape = operation.apply(inputs[0], layer.kernel.value).shape
     upstreams = [random_tensor(rng, output_shape) for _ in range(GRADIENTS)]

@@ -209,6 +209,25 @@ class CompactGradient(tf.IndexedSlices):
         super().__init__(values, indices, tf.constant([math.prod(kernel_shape)], indices.dtype))
         self.kernel_shape = kernel_shape
 
+    def _with_values(self, values: Any) -> "CompactGradient":
+        return CompactGradient(values, self.indices, self.kernel_shape)
+
+    # Arithmetic of people who accumulate or scale gradients by hand.
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, CompactGradient):
+            return self._with_values(self.values + other.values)
+        return tf.convert_to_tensor(self) + other
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: Any) -> "CompactGradient":
+        return self._with_values(self.values * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> "CompactGradient":
+        return self._with_values(self.values / divisor)
+
 
 def _in_full_shape(
     gradient: CompactGradient, dtype: Any = None, name: Any = None, as_ref: bool = False
@@ -226,7 +245,13 @@ def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     """A variable's gradient at flat, sorted `indices`, from one in full shape or a compact one."""
     is_sparse = isinstance(gradient, tf.IndexedSlices)
     if not is_sparse or gradient.values.shape.rank == len(variable.shape):
-        return gather(to_dense(gradient), indices)
+        gradient = to_dense(gradient)
+        if not gradient.shape.is_compatible_with(tuple(variable.shape)):
+            raise ValueError(
+                f"The gradient of a variable of shape {tuple(variable.shape)} must have that "
+                f"shape. Received: a gradient of shape {tuple(gradient.shape)}"
+            )
+        return gather(gradient, indices)
     count = tensor_variable(indices).shape[0]
     # Functions that were traced for another mask stop by themselves.
     if tf.executing_eagerly() and not _repeats(gradient.indices, indices):

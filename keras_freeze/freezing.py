@@ -116,7 +116,7 @@ def freeze(
     return new_mask
 
 
-def restrict_gradients(model: keras.Model) -> None:
+def restrict_gradients(model: keras.Model) -> list[str]:
     """Computes weight gradients only where weights are trained, in layers where that is faster.
 
     `freeze` and `keras_freeze.load` do this. It is left to do where a frozen model came from
@@ -130,6 +130,9 @@ def restrict_gradients(model: keras.Model) -> None:
         model: a model with a FreezeOptimizer. Without a mask, or where the optimizer updates whole
             variables, gradients stay as they are.
 
+    Returns:
+        The names of the layers whose gradient is restricted.
+
     Raises:
         ValueError: without a FreezeOptimizer.
 
@@ -141,16 +144,17 @@ def restrict_gradients(model: keras.Model) -> None:
     ```
     """
     _freeze_optimizer_in(_required_optimizer(model))
-    _restrict_gradients(model)
+    names = _restrict_gradients(model)
     _trace_again(model)
+    return names
 
 
-def _restrict_gradients(model: keras.Model) -> None:
+def _restrict_gradients(model: keras.Model) -> list[str]:
     freeze_optimizer = _optimizer_in_training(model)
-    if freeze_optimizer is None:  # it is compiled with an optimizer that freezes nothing
-        sparse_gradients.restore(model)
-    else:
-        sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
+    if freeze_optimizer is not None:
+        return sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
+    sparse_gradients.restore(model)  # it is compiled with an optimizer that freezes nothing
+    return []
 
 
 def restore_gradients(model: keras.Model) -> None:

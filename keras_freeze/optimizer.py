@@ -261,11 +261,24 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             self._updates = None
             renew(self.inner_optimizer, pairs)
             unbuild(self)
-            self._generation += 1
-            self._current_generation.assign(self._generation)
+            self._refuse_traced_functions()
         self._pending = state
         self._trained_counts = None
         self.build(list(variables))
+
+    def _refuse_traced_functions(self) -> None:
+        self._generation += 1
+        self._current_generation.assign(self._generation)
+
+    def _follow_mask(self, before: FreezeMask | None) -> None:
+        """Lets what goes by the mask know that it may have changed."""
+        update = self.compact_update
+        if update is None:
+            return
+        update.update_blocks()
+        if update.has_dropped_blocks and update.mask != before:
+            update.has_dropped_blocks = False
+            self._refuse_traced_functions()
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Updates the trained entries of the variables; decides the mask if there is none yet.
@@ -354,10 +367,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
                     f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
                 )
+        before = self.mask
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
-        if self.compact_update is not None:
-            self.compact_update.update_blocks()
+        self._follow_mask(before)
 
     @property
     def learning_rate(self) -> Any:
@@ -457,8 +470,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             return
         mask = None if state.mask is None else relabel(state.mask, updates.parameters)
         if mask is not None and updates.accepts(mask, state.compact):
+            before = updates.mask
             updates.replace_mask(mask)
             updates.found = state.found
+            self._follow_mask(before)
             if state.decay_scale is not None and updates.decay_scale is not None:
                 updates.decay_scale.assign(state.decay_scale)
         elif mask is not None or updates.mask is not None:

@@ -33,7 +33,7 @@ _COSTS = (1.0, 250.0, 60_000.0)
 # By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
 # Whether only some rows, and only some columns, are multiplied.
-_WAYS = ((False, False), (False, True), (True, False), (True, True))
+_WAYS = ((False, True), (True, False), (True, True))
 
 
 # The axes of a kernel that are places in it, rows of the matrix at each place, and columns.
@@ -120,18 +120,47 @@ class Convolution:
 
     Args:
         layer: the layer.
-        apply: computes the convolution from inputs and kernel as the layer does.
 
     Attributes:
         axes: which axes of the kernel are places, rows and columns.
     """
 
-    def __init__(self, layer: Any, apply: Callable[[Any, Any], Any]) -> None:
-        self.apply = apply
+    def __init__(self, layer: Any) -> None:
         self._layer = layer
-        self._channels = layer.rank + 1 if layer.data_format == "channels_last" else 1
         rank = layer.rank
+        self._channels = rank + 1 if layer.data_format == "channels_last" else 1
         self.axes: Axes = tuple(range(rank)), (rank,), (rank + 1,)
+
+    def apply(self, inputs: Any, kernel: Any) -> Any:
+        """The convolution of inputs with a kernel, as the layer computes it."""
+        if self._layer.padding == "causal":  # only Conv1D has it
+            return self._apply_padded(inputs, kernel)
+        return self._layer.convolution_op(inputs, kernel)
+
+    def _apply_padded(self, inputs: Any, kernel: Any) -> Any:
+        """The convolution where padding is done apart."""
+        layer = self._layer
+        return ops.conv(
+            ops.pad(inputs, self._paddings()),
+            kernel,
+            list(layer.strides),
+            "valid",
+            layer.data_format,
+            layer.dilation_rate,
+        )
+
+    def _paddings(self) -> Any:
+        layer = self._layer
+        if layer.padding == "causal":
+            return layer._compute_causal_padding()
+        # Of dilated convolutions, whose strides are 1.
+        spread = [
+            (size - 1) * dilation
+            for size, dilation in zip(layer.kernel_size, layer.dilation_rate, strict=True)
+        ]
+        paddings = [[total // 2, total - total // 2] for total in spread]
+        paddings.insert(self._channels - 1, [0, 0])
+        return [[0, 0], *paddings]
 
     def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
         """How many places the inputs and the outputs of one example have."""
@@ -149,9 +178,11 @@ class Convolution:
         x = _take(inputs, rows, self._channels)
         dy = _take(upstream, columns, self._channels)
         channels = [ops.shape(tensor)[self._channels] for tensor in (x, dy)]
-        return backend.gradient_at_zero(
-            functools.partial(self.apply, x), [*shape[:-2], *channels], dy
-        )
+        # TensorFlow cannot pad for a dilated kernel of which it does not know the channels.
+        is_dilated = self._layer.padding == "same" and max(self._layer.dilation_rate) > 1
+        apply = self._apply_padded if is_dilated else self.apply
+        kernel_shape = [*shape[:-2], *channels]
+        return backend.gradient_at_zero(functools.partial(apply, x), kernel_shape, dy)
 
 
 def _take(tensor: Any, indices: Any, axis: int) -> Any:
@@ -164,7 +195,6 @@ class Block:
     Args:
         operation: what the kernel's layer computes.
         kernel: the kernel.
-        indices: a variable with the flat, sorted indices of the trained entries.
         trained: the kernel's mask.
         takes_rows, takes_columns: whether only some rows, or columns, are multiplied.
     """
@@ -173,7 +203,6 @@ class Block:
         self,
         operation: Any,
         kernel: Any,
-        indices: Any,
         trained: np.ndarray,
         takes_rows: bool,
         takes_columns: bool,
@@ -181,23 +210,23 @@ class Block:
         self.operation = operation
         self._dtype = kernel.dtype
         self._shape = trained.shape
-        self._indices = indices
+        self._num_trained = int(np.count_nonzero(trained))
         self._takes_rows = takes_rows
         self._takes_columns = takes_columns
         # Another mask may have as many trained entries in more rows.
-        self._rows, self._columns, self._inside = (
+        self._indices, self._rows, self._columns, self._inside = (
             backend.vector_of_any_length(part) for part in self._parts(trained)
         )
 
     def assign(self, trained: np.ndarray) -> None:
         """Takes over another mask with as many trained weights."""
-        variables = (self._rows, self._columns, self._inside)
+        variables = (self._indices, self._rows, self._columns, self._inside)
         for variable, part in zip(variables, self._parts(trained), strict=True):
             variable.assign(part)
 
     def gradient(self, inputs: Any, upstream: Any) -> Any:
         """The kernel's gradient at its trained entries, from inputs and the outputs' gradient."""
-        if self._indices.shape[0] == 0:
+        if self._num_trained == 0:
             values = ops.zeros((0,), self._dtype)
             return backend.CompactGradient(values, self._indices, self._shape)
         rows = self._rows if self._takes_rows else None
@@ -206,8 +235,8 @@ class Block:
         values = ops.cast(backend.gather(product, self._inside), self._dtype)
         return backend.CompactGradient(values, self._indices, self._shape)
 
-    def _parts(self, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows, the columns, and where in their block the trained entries are, in order."""
+    def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
+        """The trained entries, their rows and columns, and where in the block they are."""
         axes = self.operation.axes
         rows, columns = _active(as_matrices(trained, axes))
         entries = np.nonzero(trained)
@@ -218,7 +247,8 @@ class Block:
         if self._takes_columns:
             column, num_columns = np.searchsorted(columns, column), len(columns)
         inside = (place * num_rows + row) * num_columns + column
-        return rows.astype("int32"), columns.astype("int32"), inside.astype("int32")
+        parts = (np.flatnonzero(trained), rows, columns, inside)
+        return [part.astype("int32") for part in parts]
 
 
 def _numbers(entries: Sequence[np.ndarray], shape: Sequence[int], axes: tuple[int, ...]) -> Any:
@@ -280,7 +310,7 @@ def install(
     model: keras.Model,
     optimizer: FreezeOptimizer,
     find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
-) -> None:
+) -> list[str]:
     """Lets the layers of a frozen model compute weight gradients only where they are needed.
 
     They do so while the model itself is trained with this optimizer, and in no other pass. Left
@@ -292,24 +322,29 @@ def install(
         optimizer: its FreezeOptimizer. Without a mask, or where it updates in full shape, nothing
             is done.
         find_optimizer: gives the FreezeOptimizer that trains a model at present.
+
+    Returns:
+        The names of the layers that do so.
     """
     restore(model, optimizer)
-    update = optimizer.compact_update
+    update, restricted = optimizer.compact_update, []
     if update is None:
-        return
+        return []
     with backend.strategy_scope(optimizer._distribution_strategy):
         for layer, operation in _operations(model):
             position = update.position_of(layer._kernel)
             if position is None or position not in update.indices:
                 continue
-            trained, indices = update.trained(position), update.indices[position]
+            trained = update.trained(position)
             matrices = as_matrices(trained, operation.axes)
             way = cheapest_block(matrices, operation.places(_input_shape(layer)))
             if way is not None:
-                block = Block(operation, layer._kernel, indices, trained, *way)
+                block = Block(operation, layer._kernel, trained, *way)
                 update.blocks[position] = block
                 call = _restricted_call(layer, operation, weakref.ref(model), find_optimizer)
                 vars(layer)["call"] = call
+                restricted.append(layer.name)
+    return restricted
 
 
 def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
@@ -319,7 +354,7 @@ def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> Non
             del vars(layer)["call"]
     if optimizer is not None and optimizer.compact_update is not None:
         # Someone may have wrapped a layer's `call` since: without its block it is as before.
-        optimizer.compact_update.blocks.clear()
+        optimizer.compact_update.drop_blocks()
 
 
 def is_restricted(layer: Any) -> bool:
@@ -356,7 +391,7 @@ def _operation_of(layer: Any) -> Any:
             return MatrixProduct(layer.equation, functools.partial(ops.einsum, layer.equation))
         except ValueError:
             return None
-    return Convolution(layer, functools.partial(_convolve, layer)) if layer.groups == 1 else None
+    return Convolution(layer) if layer.groups == 1 else None
 
 
 _CLASSES = (
@@ -370,15 +405,6 @@ _CLASSES = (
 
 def _is_plain(layer: Any) -> bool:
     return not layer.lora_enabled and layer.quantization_mode is None
-
-
-def _convolve(layer: Any, inputs: Any, kernel: Any) -> Any:
-    if layer.padding != "causal":  # only Conv1D has it
-        return layer.convolution_op(inputs, kernel)
-    padded = ops.pad(inputs, layer._compute_causal_padding())
-    return ops.conv(
-        padded, kernel, list(layer.strides), "valid", layer.data_format, layer.dilation_rate
-    )
 
 
 def _input_shape(layer: Any) -> tuple[int | None, ...] | None:

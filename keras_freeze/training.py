@@ -37,6 +37,7 @@ T = TypeVar("T")
 # one step an execution, 1.4 with 100.
 _SMALL_NETWORK = 1_000_000
 _STEPS_PER_EXECUTION = 100
+_STEPS_WORTH_XLA = 10_000
 
 _EVALUATION_BATCH = 500
 
@@ -475,7 +476,7 @@ def prepare(
         l2=recipe.l2,
         seed=seed,
     )
-    _compile(network, optimizer, steps)
+    _compile(network, optimizer, steps, recipe.epochs)
     freeze(network, all_batches(), steps=_batches_to_score(criterion, facts, recipe, all_batches()))
     if reinitializer is not None:
         reinitialize(network, reinitializer, seed=(int(seed) + _OTHER_SEED) % 2**32)
@@ -636,15 +637,20 @@ def _batches_in_memory(
     ).prefetch(tf.data.AUTOTUNE)
 
 
-def _compile(network: keras.Model, optimizer: FreezeOptimizer, steps_per_epoch: int) -> None:
+def _compile(
+    network: keras.Model, optimizer: FreezeOptimizer, steps_per_epoch: int, epochs: int
+) -> None:
     is_small = network.count_params() < _SMALL_NETWORK
-    # No XLA on a CPU, which is what "auto" means there: with a FreezeOptimizer it made no
-    # difference to LeNet-300-100, and convolutions several times slower.
+    # On a CPU, XLA makes small steps of dense layers a tenth faster and convolutions several times
+    # slower; compiling takes seconds.
+    has_convolutions = any(len(variable.shape) > 2 for variable in network.trainable_variables)
+    is_long = steps_per_epoch * epochs >= _STEPS_WORTH_XLA
     network.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=min(steps_per_epoch, _STEPS_PER_EXECUTION) if is_small else 1,
+        jit_compile=True if is_small and is_long and not has_convolutions else "auto",
     )
 
 

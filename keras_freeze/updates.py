@@ -162,6 +162,7 @@ class CompactUpdate(Update):
             flat, sorted indices of its trained entries.
         blocks: what else goes by the mask of one of these variables, by position: set by
             `sparse_gradients`.
+        has_dropped_blocks: whether a function may use blocks that are no longer there.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class CompactUpdate(Update):
         self.has_mask = mask is not None
         self.indices: dict[int, Any] = {}
         self.blocks: dict[int, Any] = {}
+        self.has_dropped_blocks = False
         self._values: dict[int, Any] = {}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
         for position, count in self._partly_trained():
@@ -238,7 +240,11 @@ class CompactUpdate(Update):
             indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
         self.num_rescued = mask.num_rescued
         self.has_mask = True
-        self.update_blocks()
+
+    def drop_blocks(self) -> None:
+        """Forgets `blocks`, which functions that were traced with them go on to use."""
+        self.has_dropped_blocks = self.has_dropped_blocks or bool(self.blocks)
+        self.blocks.clear()
 
     def update_blocks(self) -> None:
         """Tells `blocks` what the indices are now."""

@@ -300,8 +300,10 @@ def test_channels_first(rank, way):
         (lambda: kl.Dense(4, activation="tanh"), (3, 5)),
         (lambda: kl.Conv1D(4, 3, padding="causal"), (6, 5)),
         (lambda: kl.Conv2D(4, 3, strides=2, padding="same"), (5, 6, 3)),
+        (lambda: kl.Conv1D(4, 4, dilation_rate=2, padding="same"), (7, 5)),
+        (lambda: kl.Conv2D(4, (2, 3), dilation_rate=(3, 2), padding="same"), (5, 6, 3)),
     ],
-    ids=["Dense", "Conv1D", "Conv2D"],
+    ids=["Dense", "Conv1D", "Conv2D", "dilated Conv1D", "dilated Conv2D"],
 )
 def test_gradient_in_a_graph(layer, input_shape, way, kind):
     check_layer(layer(), input_shape, 0, kind, way, "float32", traced=True)
@@ -1106,6 +1108,50 @@ def test_gradient_of_another_mask_is_refused():
             assert same_bits(value_of(variable), before)
 
 
+def test_function_with_a_block_that_was_dropped_is_refused_for_another_mask():
+    model = frozen(small_mlp(), mask=functools.partial(corner_mask, last=False))
+    other = frozen(small_mlp(), mask=functools.partial(corner_mask, last=True))
+    x, y = points()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        model.optimizer.apply(gradients, model.trainable_variables)
+
+    step()
+    kf.restore_gradients(model)
+    step()
+    model.optimizer.restore(other.optimizer.state)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="traced before"):
+        step()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_gradients_can_be_added_and_scaled_by_hand(traced):
+    models = [frozen(small_mlp()), frozen(small_mlp())]
+    kf.restore_gradients(models[1])
+    x, y = points()
+
+    def steps(model):
+        variables = model.trainable_variables
+        gradients = []
+        for half in (slice(0, 24), slice(24, 48)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x[half], training=True) - y[half]) ** 2)
+            gradients.append(tape.gradient(loss, [v.value for v in variables]))
+        mean = [(0.5 * one + other / 2.0) * 2.0 for one, other in zip(*gradients, strict=True)]
+        model.optimizer.apply(
+            [sum([g, tf.zeros_like(v)]) for g, v in zip(mean, variables, strict=True)]
+        )
+
+    for model in models:
+        (tf.function(steps) if traced else steps)(model)
+    for one, other in zip(*(values_of(m.trainable_variables) for m in models), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_optimizers_that_train_different_layers_in_turn(restricted_products):
     """Each knows the kernels by other positions."""
     model = small_mlp()
@@ -1168,6 +1214,14 @@ def test_order_of_writing_changes_no_bit(loop, bias, monkeypatch):
         values.append(trained_weights(model, points()))
     assert all(same_bits(one, other) for one, other in zip(*values, strict=True))
     assert bool(np.isnan(values[0][0]).any()) == np.isnan(bias)
+
+
+def test_restrict_gradients_names_the_layers():
+    model = frozen(small_mlp())
+    with every_layer():
+        assert kf.restrict_gradients(model) == [layer.name for layer in model.layers]
+    with every_layer(None):
+        assert kf.restrict_gradients(model) == []
 
 
 def test_users_own_call_is_left_alone():
