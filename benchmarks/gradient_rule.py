@@ -26,6 +26,14 @@ flags.DEFINE_integer("runs", 15, "Runs of each gradient.", lower_bound=1)
 flags.DEFINE_list("shares", ["0.1", "0.3", "0.5", "0.7", "1.0"], "Shares of active channels.")
 flags.DEFINE_bool("jit_compile", False, "Whether XLA compiles the gradients.")
 
+# What `cheapest_block` decides, in words.
+WORDS = {
+    None: "ordinary",
+    (True, False): "rows",
+    (False, True): "columns",
+    (True, True): "rows and columns",
+}
+
 # In one call of a function, whose own cost is of no interest here.
 GRADIENTS = 8
 
@@ -84,7 +92,7 @@ def measured(shape, channels, share):
     print(
         f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
         f"| {times[1]:.2f} | {times[1] / times[0]:.2f} | {expected:.2f} "
-        f"| {'ordinary' if way is None else way} |",
+        f"| {WORDS[way]} |",
         flush=True,
     )
     return [*work, times[1] / times[0] * places[1] * trained.size]

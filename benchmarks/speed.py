@@ -705,14 +705,14 @@ def draw_growth(blocks):
 def empty_figure(columns):
     figure = Figure(figsize=(1.2 + 2.6 * columns, 3.8), dpi=130, layout="constrained")
     [axes] = figure.subplots(1, columns, sharey=True, squeeze=False)
-    axes[0].set_ylabel("time of a step / plain SGD")
+    axes[0].set_ylabel("fastest step / plain SGD's")
     return figure, axes
 
 
 def draw_ratios(axes, blocks, labels, name):
     axes.axhline(1, color="#BBBBBB", linewidth=1)
     for variant, (label, colour, marker) in LINES.items():
-        points = [(x, ratio(block, variant)) for x, block in enumerate(blocks)]
+        points = [(x, ratio(block, variant, of=fastest)) for x, block in enumerate(blocks)]
         points = [(x, y) for x, y in points if y is not None]
         if points:
             axes.plot(*zip(*points, strict=True), marker, ls="-", color=colour, label=label, ms=5)
