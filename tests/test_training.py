@@ -365,3 +365,24 @@ def test_grasp_scores_ten_images_of_each_class_however_short_the_passes(monkeypa
     assert setup.steps_per_epoch == 1
     assert setup.criterion == "GraSP(temperature=200.0, samples_per_class=10)"
     assert kf.get_mask(setup.network).num_trained == 2662
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "compiled"),
+    [("lenet_300_100", 250, True), ("lenet_300_100", 2, False), ("lenet_5_caffe", 250, False)],
+)
+def test_xla_compiles_long_runs_of_small_dense_networks(model, epochs, compiled):
+    network = training.prepare("mnist_5k", model, "freezenet", 0.99, epochs=epochs).network
+    assert network.jit_compile is compiled
+
+
+def test_a_run_that_xla_compiles_trains_what_the_mask_says(monkeypatch):
+    monkeypatch.setattr(training, "_STEPS_WORTH_XLA", 1)
+    setup = training.prepare("mnist_5k", "lenet_300_100", "freezenet", 0.99, epochs=1)
+    start = [v.numpy() for v in setup.network.trainable_variables]
+    mask = kf.get_mask(setup.network)
+    assert setup.fit(verbose=False).diverged_epoch is None
+    for entry in mask.entries:
+        now = setup.network.trainable_variables[entry.position].numpy()
+        assert now[~entry.trained].tobytes() == start[entry.position][~entry.trained].tobytes()
+        assert (now != start[entry.position])[entry.trained].mean() > 0.5
