@@ -86,7 +86,7 @@ def measured(shape, channels, share):
     times = in_turns([ordinary, restricted], inputs, upstreams)
     matrices = sparse_gradients.as_matrices(trained, operation.axes)
     places = operation.places((None, *shape))
-    work = sparse_gradients.work(matrices, places, True, True)
+    work = sparse_gradients.works(matrices, places)[True, True]
     expected = np.dot(work, sparse_gradients._COSTS) / (places[1] * trained.size)
     way = sparse_gradients.cheapest_block(matrices, places)
     print(

@@ -32,8 +32,6 @@ from keras_freeze.optimizer import FreezeOptimizer
 _COSTS = (1.0, 250.0, 60_000.0)
 # By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
-# Whether only some rows, and only some columns, are multiplied.
-_WAYS = ((False, True), (True, False), (True, True))
 
 
 # The axes of a kernel that are places in it, rows of the matrix at each place, and columns.
@@ -238,10 +236,11 @@ class Block:
     def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
         """The trained entries, their rows and columns, and where in the block they are."""
         axes = self.operation.axes
-        rows, columns = _active(as_matrices(trained, axes))
+        matrices = as_matrices(trained, axes)
+        rows, columns = _active(matrices)
         entries = np.nonzero(trained)
         place, row, column = (_numbers(entries, trained.shape, group) for group in axes)
-        _, num_rows, num_columns = as_matrices(trained, axes).shape
+        _, num_rows, num_columns = matrices.shape
         if self._takes_rows:
             row, num_rows = np.searchsorted(rows, row), len(rows)
         if self._takes_columns:
@@ -277,33 +276,43 @@ def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool,
     """
     if not matrices.any():
         return True, True
-    costs = {way: float(np.dot(work(matrices, places, *way), _COSTS)) for way in _WAYS}
+    costs = {way: float(np.dot(work, _COSTS)) for way, work in works(matrices, places).items()}
     best = min(costs, key=lambda way: costs[way])
     return best if costs[best] < _MARGIN * places[1] * matrices.size else None
 
 
-def work(
-    matrices: np.ndarray, places: tuple[int, int], takes_rows: bool, takes_columns: bool
-) -> tuple[int, int, int]:
+def works(
+    matrices: np.ndarray, places: tuple[int, int]
+) -> dict[tuple[bool, bool], tuple[int, int, int]]:
     """What a restricted gradient does for one example, as counted in `_COSTS`.
 
     Args:
         matrices, places: as of `cheapest_block`.
-        takes_rows, takes_columns: whether only the active rows, or columns, are multiplied.
 
     Returns:
-        How many multiplications, how many numbers that are collected first, and 1.
+        For each choice of taking only the active rows and only the active columns: how many
+        multiplications, how many numbers that are collected first, and 1.
     """
-    num_matrices, rows, columns = matrices.shape
     active_rows, active_columns = (len(active) for active in _active(matrices))
-    taken = 0
-    if takes_rows:
-        rows = active_rows
-        taken += places[0] * rows
-    if takes_columns:
-        columns = active_columns
-        taken += places[1] * columns
-    return places[1] * num_matrices * rows * columns, taken, 1
+    inputs, outputs = places
+    num_matrices, rows, columns = matrices.shape
+    return {
+        (True, False): (
+            outputs * num_matrices * active_rows * columns,
+            inputs * active_rows,
+            1,
+        ),
+        (False, True): (
+            outputs * num_matrices * rows * active_columns,
+            outputs * active_columns,
+            1,
+        ),
+        (True, True): (
+            outputs * num_matrices * active_rows * active_columns,
+            inputs * active_rows + outputs * active_columns,
+            1,
+        ),
+    }
 
 
 def install(

@@ -291,7 +291,7 @@ class CompactUpdate(Update):
 
     def _write_back(self, variable: Any, position: int, zero: Any, factor: Any) -> None:
         indices, values = self.indices[position], self._values[position]
-        if zero is not None and self.parameters[position].size > _LARGE:
+        if zero is not None:
             indices = indices + zero
         if factor is not None:
             backend.scale_and_scatter(variable, indices, values, factor)

@@ -122,6 +122,19 @@ def gradients_by_tape(model, x, y, loss=None):
     ]
 
 
+def training_step(model, optimizer, loss, jit_compile):
+    """A step of a loop of one's own, in a `tf.function`."""
+
+    @tf.function(jit_compile=jit_compile)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+
+    return step
+
+
 def assert_frozen_bits_kept(variables, mask, before):
     """Every entry that the mask freezes has the bits it had; at least one entry is frozen."""
     num_frozen = 0
@@ -143,3 +156,14 @@ def assert_trained_moved(variables, mask, before):
             if is_weight(v) == of_weights
         ]
         assert any((new != old)[trained].any() for new, old, trained in pairs)
+
+
+# What a run measures that has no finite number from its first step on.
+WITHOUT_FINITE_NUMBERS = {
+    "history": {"accuracy": [None], "val_accuracy": [None]},
+    "best_epoch": 0,
+    "validation_accuracy": None,
+    "test_accuracy": None,
+    "gradient_flow": None,
+    "flow": {"epoch": [0], "gradient_flow": [None], "gradient_flow_deviation": [None]},
+}

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from helpers import WITHOUT_FINITE_NUMBERS
 
 from keras_freeze.experiments import EXPERIMENTS, Experiment, Series
 from keras_freeze.plots import plot_experiment
@@ -145,12 +146,7 @@ def test_every_experiment_draws_its_first_run_alone(name, tmp_path):
 def test_every_experiment_draws_runs_without_a_finite_number(name, tmp_path):
     experiment = SHORT[name].changed(seeds=1)
     nothing = {
-        "history": {"accuracy": [None], "val_accuracy": [None]},
-        "best_epoch": 0,
-        "validation_accuracy": None,
-        "test_accuracy": None,
-        "gradient_flow": None,
-        "flow": {"epoch": [0], "gradient_flow": [None], "gradient_flow_deviation": [None]},
+        **WITHOUT_FINITE_NUMBERS,
         "diverged_epoch": 1,
     }
     figure = plot_experiment(experiment, written(tmp_path / "r.jsonl", experiment.runs, **nothing))

@@ -12,7 +12,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import blobs, crossentropy, is_weight, same_bits, sgd, value_of, values_of
+from helpers import (
+    blobs,
+    crossentropy,
+    is_weight,
+    same_bits,
+    sgd,
+    training_step,
+    value_of,
+    values_of,
+)
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from keras import layers as kl
@@ -439,13 +448,7 @@ def test_loop_of_ones_own(jit_compile, restricted_products):
         kf.freeze(model, mask=random_mask(), optimizer=optimizer, loss=loss)
     start = values_of(model.trainable_variables)
 
-    @tf.function(jit_compile=jit_compile)
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
-
+    step = training_step(model, optimizer, loss, jit_compile)
     x, y = points()
     for _ in range(2):
         for i in range(0, len(x), 12):
@@ -1087,15 +1090,20 @@ def test_inference_and_other_models_use_the_ordinary_call(restricted_products):
     assert not restricted_products
 
 
+def gradients_of_mse(model, x, y):
+    """In training mode, as they come from the tape."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+
 def test_gradient_of_another_mask_is_refused():
     model = frozen(small_mlp(), mask=functools.partial(corner_mask, last=False))
     x, y = points()
 
     @tf.function
     def gradients():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        return tape.gradient(loss, [v.value for v in model.trainable_variables])
+        return gradients_of_mse(model, x, y)
 
     model.optimizer.apply(gradients(), model.trainable_variables)
     with every_layer():
@@ -1115,10 +1123,7 @@ def test_function_with_a_block_that_was_dropped_is_refused_for_another_mask():
 
     @tf.function
     def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        model.optimizer.apply(gradients, model.trainable_variables)
+        model.optimizer.apply(gradients_of_mse(model, x, y), model.trainable_variables)
 
     step()
     kf.restore_gradients(model)
@@ -1136,11 +1141,8 @@ def test_gradients_can_be_added_and_scaled_by_hand(traced):
 
     def steps(model):
         variables = model.trainable_variables
-        gradients = []
-        for half in (slice(0, 24), slice(24, 48)):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x[half], training=True) - y[half]) ** 2)
-            gradients.append(tape.gradient(loss, [v.value for v in variables]))
+        halves = (slice(0, 24), slice(24, 48))
+        gradients = [gradients_of_mse(model, x[half], y[half]) for half in halves]
         mean = [(0.5 * one + other / 2.0) * 2.0 for one, other in zip(*gradients, strict=True)]
         model.optimizer.apply(
             [sum([g, tf.zeros_like(v)]) for g, v in zip(mean, variables, strict=True)]

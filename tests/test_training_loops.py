@@ -22,6 +22,7 @@ from helpers import (
     mask_by_hand,
     same_bits,
     sgd,
+    training_step,
     value_of,
     values_of,
 )
@@ -116,13 +117,7 @@ def test_loop_of_ones_own_with_an_optimizer_that_is_not_built(way, jit_compile):
     if way == "freeze":
         kf.freeze(model, *data[0], loss=loss, optimizer=optimizer)
 
-    @tf.function(jit_compile=jit_compile)
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
-
+    step = training_step(model, optimizer, loss, jit_compile)
     for x, y in data * EPOCHS:
         step(tf.constant(x), tf.constant(y))
     assert_equals_by_hand(model, mask=optimizer.mask)
