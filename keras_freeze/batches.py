@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops, tree
 
 _DEFAULT_BATCH_SIZE = 32  # as in `fit`
+_INFINITE_CARDINALITY = -1  # TensorFlow's
 
 # (x, y, sample_weight, weight of the batch in the sum)
 Batch = tuple[Any, Any, Any, float]
@@ -103,7 +103,7 @@ def _check_positive(name: str, value: Any) -> None:
 
 
 def _is_dataset(x: Any) -> bool:
-    if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+    if isinstance(x, keras.utils.PyDataset):
         return True
     is_array = hasattr(x, "shape") or isinstance(x, (list, tuple, Mapping))
     return isinstance(x, Iterable) and not is_array
@@ -121,8 +121,8 @@ def _check_alone(**given: Any) -> None:
 def _is_endless(dataset: Any) -> bool:
     if isinstance(dataset, keras.utils.PyDataset):
         return dataset.num_batches is None
-    is_tf = isinstance(dataset, tf.data.Dataset)
-    return is_tf and bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+    cardinality = getattr(dataset, "cardinality", None)  # of a tf.data.Dataset
+    return cardinality is not None and int(cardinality()) == _INFINITE_CARDINALITY
 
 
 def _read(dataset: Any) -> Iterator[Any]:
@@ -182,9 +182,9 @@ def _tensors(data: Any) -> Any:
     """Arrays as tensors of the dtypes that `fit` gives them."""
 
     def convert(value: Any) -> Any:
-        if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        if value is None:
             return value
-        if not tf.is_tensor(value):
+        if not ops.is_tensor(value):
             value = np.asarray(value)
             if np.issubdtype(value.dtype, np.floating):
                 value = value.astype(keras.config.floatx())

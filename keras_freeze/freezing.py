@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import tree
 
 from keras_freeze import backend, initializers, saliency, sparse_gradients
@@ -378,7 +377,7 @@ def _variables_of(model: keras.Model, outer: Any, freeze_optimizer: FreezeOptimi
 
 def _build_optimizer(model: keras.Model, optimizer: Any) -> None:
     if not optimizer.built:
-        with backend.strategy_scope(optimizer._distribution_strategy):
+        with backend.strategy_scope(optimizer):
             optimizer.build(model.trainable_variables)
 
 
@@ -396,7 +395,7 @@ def _build_model(model: keras.Model, batches: Batches | None) -> None:
     if batches is None:
         raise ValueError("The model is not built: pass a batch of inputs as `x`.")
     x = next(iter(batches))[0]
-    with backend.strategy_scope(model.distribute_strategy), state_kept(model), data_errors(0):
+    with backend.strategy_scope(model), state_kept(model), data_errors(0):
         model(x)
 
 
@@ -536,7 +535,7 @@ def _position_of(path: Any, parameters: list[Parameter]) -> int:
 
 
 def _check_array(path: str, array: Any, parameter: Parameter) -> np.ndarray:
-    array = backend.to_numpy(array) if tf.is_tensor(array) else np.asarray(array)
+    array = backend.to_numpy(array) if keras.ops.is_tensor(array) else np.asarray(array)
     if array.dtype != bool:
         raise ValueError(
             f"Argument `mask`: the array for {path!r} must be boolean, True where an entry is "

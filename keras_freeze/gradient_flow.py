@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 from keras_freeze import backend
@@ -138,10 +137,7 @@ class FlowMeter:
         self._loss = loss_function(model, loss, temperature=1.0)
         self._gradients: Callable[..., tuple[Any, list[Any]]] = self._trained_gradients
         if not model.run_eagerly:
-            # A smaller last batch costs one more trace, not one each time.
-            self._gradients = tf.function(
-                self._trained_gradients, autograph=False, reduce_retracing=True
-            )
+            self._gradients = backend.compiled(self._trained_gradients, model)
 
     def statistics(self, data: Iterable[Any]) -> FlowStatistics:
         """The mean and the deviation of the flow over batches; NaN where a batch's is not finite.
@@ -179,10 +175,10 @@ class FlowMeter:
 
     def _unscaled(self, batch: Any, indices: list[Any], scale: float) -> tuple[list[Any], float]:
         """The gradients, and the loss scale that was small enough for them."""
-        loss, gradients = self._gradients(*batch, indices, tf.constant(scale))
+        loss, gradients = self._gradients(*batch, indices, ops.convert_to_tensor(scale))
         while scale > 1.0 and math.isfinite(loss) and not math.isfinite(_mean_magnitude(gradients)):
             scale /= 2.0
-            loss, gradients = self._gradients(*batch, indices, tf.constant(scale))
+            loss, gradients = self._gradients(*batch, indices, ops.convert_to_tensor(scale))
         return gradients, scale
 
     def _trained_gradients(
@@ -193,7 +189,7 @@ class FlowMeter:
             functools.partial(self._loss, x, y, sample_weight), variables, scale
         )
         dense = [
-            ops.cast(ops.zeros_like(v) if g is None else g, "float32") / scale
+            ops.cast(ops.zeros(v.shape) if g is None else g, "float32") / scale
             for g, v in zip(gradients, variables, strict=True)
         ]
         trained = [
@@ -223,7 +219,7 @@ def _trained_indices(model: keras.Model) -> list[Any]:
     indices = [
         None
         if entry is None or entry.trained.all()
-        else tf.constant(np.flatnonzero(entry.trained), "int32")
+        else ops.convert_to_tensor(np.flatnonzero(entry.trained), "int32")
         for entry in entries
     ]
     sizes = [

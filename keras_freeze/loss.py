@@ -3,13 +3,11 @@
 import contextlib
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops, tree
 
 from keras_freeze import backend
@@ -54,7 +52,7 @@ def hessian_gradient_products(
     start from the same random state, so that they see the same Dropout.
 
     Raises:
-        ValueError: where TensorFlow has no second derivative of one of the model's operations.
+        ValueError: where the backend has no second derivative of one of the model's operations.
     """
     batches = list(batches)
     gradients = loss_gradients(model, variables, batches, loss, scale, temperature)
@@ -72,7 +70,7 @@ def hessian_gradient_products(
         if type(error) is not LookupError:
             raise
         raise ValueError(
-            'The criterion "grasp" needs second derivatives, and TensorFlow has none for an '
+            'The criterion "grasp" needs second derivatives, and the backend has none for an '
             f"operation of this model or its loss: {error}. Use another one, or another criterion."
         ) from error
     return [None if p is None else p * size for p in products]
@@ -118,16 +116,14 @@ def _of_batch(compute: Compute, loss: Callable[[], Any], scale: float, number: i
 
 @contextlib.contextmanager
 def data_errors(number: int | None = None) -> Iterator[None]:
-    """Turns TensorFlow's errors about the data, or about one batch of them, into a ValueError."""
+    """Turns a backend's errors about the data, or about one batch of them, into a ValueError."""
     try:
         yield
-    except tf.errors.OpError as error:
+    except backend.DATA_ERRORS as error:
         what = "these data" if number is None else f"batch {number}"
-        # In a graph, the cause stands between a stack of calls and the name of a node.
-        cause = re.split(r'  File ".*\n', error.message)[-1].split("\n\t [[")[0].strip()
         raise ValueError(
             f"The model or its loss cannot be computed for {what}, for example because labels are "
-            f"out of range or dtypes or shapes do not match: {cause[:_MAX_CAUSE]}"
+            f"out of range or dtypes or shapes do not match: {backend.cause_of(error)[:_MAX_CAUSE]}"
         ) from error
 
 

@@ -153,7 +153,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
         with (
             backend.eager_scope(),
-            backend.strategy_scope(self._distribution_strategy),
+            backend.strategy_scope(self),
             keras.name_scope(self.name),
         ):
             self._updates = self._make_updates(parameters)
@@ -240,7 +240,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             raise ValueError("No weight is frozen yet: call `keras_freeze.freeze(model, x, y)`.")
         for entry in mask.entries:
             variable = self._trainable_variables[entry.position]
-            variable.assign(ops.where(entry.trained, variable, ops.zeros_like(variable)))
+            zeros = ops.zeros(variable.shape, variable.dtype)
+            variable.assign(ops.where(entry.trained, variable.value, zeros))
         if isinstance(self._updates, FullShapeUpdate):
             self._updates.copy_frozen_entries_to_averages()
 
@@ -248,14 +249,15 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         """Whether the inner optimizer can do with the trained weights of a mask alone."""
         everything_trained = all(entry.trained.all() for entry in mask.entries)
         inner = self.inner_optimizer
-        return everything_trained or (type(inner) in COORDINATE_WISE and not inner.use_ema)
+        can_be_compact = backend.keras_class(inner) in COORDINATE_WISE and not inner.use_ema
+        return everything_trained or can_be_compact
 
     def _rebuild(self, state: State | None, variables: Sequence[Any]) -> None:
         parameters = self._check_variables(variables)
         if state is not None and state.mask is not None:
             relabel(state.mask, parameters)  # refuses now, while nothing has changed
         if self._updates is not None:
-            with backend.strategy_scope(self._distribution_strategy):
+            with backend.strategy_scope(self):
                 pairs = renewals(self.inner_optimizer)
             self._updates.retire()
             self._updates = None
@@ -308,7 +310,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     "again: for `fit`, compile the model; otherwise make a new tf.function.",
                 )
             ]
-        with backend.after(checks), keras.name_scope(self.name):
+        with backend.after(checks), backend.without_gradients(), keras.name_scope(self.name):
             self._updates.apply(step)
 
     def _variables_of_step(
@@ -606,7 +608,7 @@ def _check_frozen_weights(frozen_weights: Any, l2: float, inner: Any) -> str:
             )
         refused = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "weight_decay")
         used = [name for name in refused if getattr(inner, name)]
-        if type(inner) is not keras.optimizers.SGD or used:
+        if backend.keras_class(inner) is not keras.optimizers.SGD or used:
             raise ValueError(
                 "frozen_weights='decay' needs keras.optimizers.SGD without "
                 f"{', '.join(refused)}: only then do all frozen weights shrink by one factor. "

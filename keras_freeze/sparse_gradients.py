@@ -337,9 +337,9 @@ def install(
     """
     restore(model, optimizer)
     update, restricted = optimizer.compact_update, []
-    if update is None:
+    if update is None or not backend.RESTRICTS_GRADIENTS:
         return []
-    with backend.strategy_scope(optimizer._distribution_strategy):
+    with backend.strategy_scope(optimizer):
         for layer, operation in _operations(model):
             position = update.position_of(layer._kernel)
             if position is None or position not in update.indices:

@@ -7,6 +7,7 @@ and serves optimizers that mix the entries of a variable. Both give the same wei
 optimizer that treats every coordinate alike.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -420,8 +421,7 @@ class FullShapeUpdate(Update):
         return not self._candidates.keys() <= {position for _, _, position in step}
 
     def _is_decided(self) -> bool:
-        with backend.eager_scope():
-            return not backend.is_traced() and bool(backend.to_numpy(self._decided))
+        return bool(backend.known_value(self._decided))
 
     def retire(self) -> None:
         for mask in self._masks.values():
@@ -431,7 +431,7 @@ class FullShapeUpdate(Update):
     def _decide(self, step: Step) -> None:
         """Finds the mask from the weights and gradients of this batch (the paper's algorithm 1)."""
         if self._criterion == saliency.RANDOM:
-            self._adopt({position: mask.value for position, mask in self._masks.items()})
+            self._adopt({position: mask.value for position, mask in self._masks.items()}, True)
             return
         if saliency.as_grasp(self._criterion) is not None:
             raise ValueError(
@@ -459,9 +459,7 @@ class FullShapeUpdate(Update):
         ]
         with backend.after(checks):
             # XLA cannot raise: there, a batch that is not finite decides nothing.
-            ops.cond(
-                ops.all(ops.stack(finite)), lambda: self._adopt(self._top(scores)), lambda: None
-            )
+            self._adopt(self._top(scores), ops.all(ops.stack(finite)))
 
     def _scores(self, position: int, gradient: Any) -> Any:
         parameter = self.parameters[position]
@@ -487,24 +485,29 @@ class FullShapeUpdate(Update):
             masks[position] = ops.reshape(mask, self.parameters[position].variable.shape)
         return masks
 
-    def _adopt(self, masks: dict[int, Any]) -> None:
+    def _adopt(self, masks: dict[int, Any], holds: Any) -> None:
+        """Takes over masks if `holds`."""
         for position, mask in masks.items():
+            mask = ops.where(holds, mask, self._masks[position].value)
             self._masks[position].assign(mask)
             if self.frozen_weights == "zero":
+                kept = ops.logical_or(mask, ops.logical_not(holds))
                 variable = self.parameters[position].variable
-                variable.assign(ops.where(mask, variable, ops.zeros_like(variable)))
-        self._decided.assign(True)
+                zeros = ops.zeros(variable.shape, variable.dtype)
+                variable.assign(ops.where(kept, variable.value, zeros))
+        self._decided.assign(holds)
 
     def _step(self, step: Step) -> None:
         self._check_complete(self._masks, step)
         gradients = [self._masked(*part) for part in step]
-        variables = [_unconstrained(variable) for _, variable, _ in step]
+        variables = [variable for _, variable, _ in step]
         # Moving averages may overwrite variables that the step does not mention.
         touched = [position for _, _, position in step if position in self._masks]
         if _with_averages(self.inner):
             touched = list(self._masks)
         before = {p: backend.read(self.parameters[p].variable) for p in touched}
-        factor = self._update_inner(gradients, variables)
+        with _unconstrained(variables):
+            factor = self._update_inner(gradients, variables)
         for position, frozen in before.items():
             if factor is not None:
                 frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
@@ -526,7 +529,7 @@ class FullShapeUpdate(Update):
             return gradient
         # `where`, not a product: a frozen entry's NaN would survive the product.
         gradient = backend.to_dense(gradient)
-        return ops.where(self._masks[position], gradient, ops.zeros_like(gradient))
+        return ops.where(self._masks[position].value, gradient, ops.zeros_like(gradient))
 
     def _restore(self, position: int, frozen: Any) -> None:
         variable = self.parameters[position].variable
@@ -607,10 +610,18 @@ def with_parts(optimizer: Any) -> list[Any]:
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
-def _unconstrained(variable: Any) -> Any:
-    """Keeps the inner optimizer from constraining a variable whose frozen entries it has moved."""
-    constrained = getattr(variable, "constraint", None) is not None
-    return backend.tensor_variable(variable) if constrained else variable
+@contextlib.contextmanager
+def _unconstrained(variables: Sequence[Any]) -> Iterator[None]:
+    """Keeps the inner optimizer from constraining variables whose frozen entries it has moved."""
+    constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
+    constraints = [variable.constraint for variable in constrained]
+    for variable in constrained:
+        variable.constraint = None
+    try:
+        yield
+    finally:
+        for variable, constraint in zip(constrained, constraints, strict=True):
+            variable.constraint = constraint
 
 
 def _with_averages(inner: Any) -> list[Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import ml_dtypes
 import numpy as np
-import tensorflow as tf
 
 # As Keras's own saving does; without it, objects that several parts share would be made twice.
 from keras.src.saving.serialization_lib import ObjectSharingScope
@@ -183,7 +182,11 @@ def optimizer_variables(model: keras.Model) -> list[Any]:
 
 def versions() -> dict[str, str]:
     """The versions of what makes a model, by name."""
-    return {"keras_freeze": __version__, "keras": keras.__version__, "tensorflow": tf.__version__}
+    return {
+        "keras_freeze": __version__,
+        "keras": keras.__version__,
+        keras.backend.backend(): backend.VERSION,
+    }
 
 
 def checksum(bits: np.ndarray) -> int:

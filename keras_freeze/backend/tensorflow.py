@@ -3,6 +3,7 @@
 import contextlib
 import math
 import platform
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,11 +12,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-if keras.backend.backend() != "tensorflow":
-    raise ImportError(
-        "keras_freeze runs on Keras's TensorFlow backend. "
-        f"Received: KERAS_BACKEND={keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
-    )
+VERSION = tf.__version__
+
+# What TensorFlow raises where data do not suit a model.
+DATA_ERRORS: tuple[Any, ...] = (tf.errors.OpError,)
+
+# Whether `with_gradient` and `CompactGradient` exist.
+RESTRICTS_GRADIENTS = True
+
+
+def cause_of(error: Any) -> str:
+    """What was wrong with the data, from one of `DATA_ERRORS`."""
+    # In a graph, the cause stands between a stack of calls and the name of a node.
+    return re.split(r'  File ".*\n', error.message)[-1].split("\n\t [[")[0].strip()
 
 
 def eager_scope() -> contextlib.AbstractContextManager[None]:
@@ -65,11 +74,13 @@ with outside_strategy():
     _NO_STRATEGY = tf.distribute.get_strategy()
 
 
-def strategy_scope(strategy: Any) -> contextlib.AbstractContextManager[Any]:
-    """The scope of `strategy`, for whose devices variables are then created."""
+def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
+    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
     if tf.distribute.has_strategy():  # it is entered already, or `check_strategy` refuses
         return contextlib.nullcontext()
-    return strategy.scope()
+    if isinstance(owner, keras.Model):
+        return owner.distribute_strategy.scope()
+    return owner._distribution_strategy.scope()
 
 
 def num_replicas() -> int:
@@ -454,8 +465,35 @@ def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
 
 
 def is_traced() -> bool:
-    """Whether a graph is being built rather than executed."""
+    """Whether a graph is being built that may be executed when its variables are gone."""
     return not tf.executing_eagerly()
+
+
+def known_value(variable: Any) -> np.ndarray | None:
+    """The value of a variable at present; None in the midst of a graph that computes it."""
+    with tf.init_scope():
+        return to_numpy(variable) if tf.executing_eagerly() else None
+
+
+def without_gradients() -> contextlib.AbstractContextManager[None]:
+    """A scope in which nothing is recorded for gradients; TensorFlow records only on a tape."""
+    return contextlib.nullcontext()
+
+
+def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
+    """A function that is compiled for each structure and shapes of its arguments.
+
+    Args:
+        function: of tensors, or structures of them, to such structures.
+        model: the model whose variables it reads or assigns.
+    """
+    # A smaller last batch costs one more trace, not one each time.
+    return tf.function(function, autograph=False, reduce_retracing=True)
+
+
+def keras_class(optimizer: Any) -> type:
+    """The public class of an optimizer."""
+    return type(optimizer)
 
 
 def to_numpy(value: Any) -> np.ndarray:

@@ -1,0 +1,309 @@
+"""The operations that differ between Keras's backends; here for JAX."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import keras
+import numpy as np
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+
+VERSION = jax.__version__
+
+# What JAX raises where data do not suit a model.
+DATA_ERRORS: tuple[Any, ...] = (TypeError, jax.errors.JaxRuntimeError)
+
+RESTRICTS_GRADIENTS = False
+
+
+def cause_of(error: Any) -> str:
+    """What was wrong with the data, from one of `DATA_ERRORS`."""
+    return str(error).strip()
+
+
+def eager_scope() -> contextlib.AbstractContextManager[None]:
+    """A scope that leaves the graph being traced. Keras builds optimizers before it traces."""
+    return contextlib.nullcontext()
+
+
+def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """`keras.distribution` needs no check: JAX divides the work of one program by itself."""
+
+
+def outside_strategy() -> contextlib.AbstractContextManager[None]:
+    """A scope in which no strategy of `tf.distribute` is in force."""
+    return contextlib.nullcontext()
+
+
+def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
+    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
+    return contextlib.nullcontext()
+
+
+def num_replicas() -> int:
+    """How many replicas take part in this step: one program computes for all devices."""
+    return 1
+
+
+def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
+    """The dense gradients, None where there is none."""
+    return [None if g is None else to_dense(g) for g in gradients]
+
+
+class _Scope(keras.StatelessScope):
+    """A StatelessScope within another, which knows which variables were assigned."""
+
+    def __init__(self, state: Sequence[tuple[Any, Any]] = (), collect_losses: bool = False) -> None:
+        super().__init__(state, collect_losses=collect_losses)
+        self.assigned: dict[int, Any] = {}
+        if in_stateless_scope():
+            self.state_mapping: dict[int, Any] = {
+                **get_stateless_scope().state_mapping,
+                **self.state_mapping,
+            }
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        super().add_update(update)
+        self.assigned[id(update[0])] = update[0]
+
+    def values(self) -> list[Any]:
+        """The values of the variables that were assigned, in order."""
+        return [self.get_current_value(variable) for variable in self.assigned.values()]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:
+    """Calls `function(tensors)` if `condition` holds."""
+    if not isinstance(condition, jax.core.Tracer):
+        if condition:
+            function(tensors)
+        return
+
+    def run() -> _Scope:
+        with _Scope() as scope:
+            function(tensors)
+        return scope
+
+    found: list[Any] = []
+    jax.eval_shape(lambda: found.extend(run().assigned.values()))  # traced only to see which
+    values = jax.lax.cond(condition, lambda: run().values(), lambda: [v.value for v in found])
+    _assign(found, values)
+
+
+def _stateless(loss: Callable[[], Any], variables: Sequence[Any], scale: float) -> Any:
+    """The scaled loss as a function of the variables' values, and what else comes of it."""
+    assigned: list[Any] = []
+
+    def function(values: list[Any]) -> tuple[Any, tuple[Any, list[Any]]]:
+        state = list(zip(variables, values, strict=True))
+        with _Scope(state, collect_losses=True) as scope:
+            value = loss()
+            scaled = value * jnp.asarray(scale, value.dtype)
+        assigned[:] = scope.assigned.values()
+        return scaled, (value, scope.values())
+
+    return function, assigned
+
+
+def gradients(
+    loss: Callable[[], Any], variables: Sequence[Any], scale: float = 1.0
+) -> tuple[Any, list[Any]]:
+    """The value of `loss()` and the dense gradients of `scale * loss()`."""
+    function, assigned = _stateless(loss, variables, scale)
+    grads, (value, state) = jax.grad(function, has_aux=True)([v.value for v in variables])
+    _assign(assigned, state)
+    return value, grads
+
+
+def hessian_products(
+    loss: Callable[[], Any], variables: Sequence[Any], vectors: Sequence[Any], scale: float = 1.0
+) -> tuple[Any, list[Any]]:
+    """The value of `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
+
+    Args:
+        loss: a function of nothing.
+        variables: the variables of the Hessian.
+        vectors: the vector's parts, one constant tensor for each variable; None means zero.
+        scale: multiplies the loss.
+
+    Returns:
+        The value, and the dense parts of the product.
+    """
+    function, assigned = _stateless(loss, variables, scale)
+
+    def projection(values: list[Any]) -> tuple[Any, Any]:
+        grads, rest = jax.grad(function, has_aux=True)(values)
+        # The sum itself is of no interest: a cast rounds it, not its derivative.
+        parts = [
+            jnp.sum(gradient.astype(vector.dtype) * vector)
+            for gradient, vector in zip(grads, vectors, strict=True)
+            if vector is not None
+        ]
+        return sum(parts, start=jnp.zeros(())), rest
+
+    products, (value, state) = jax.grad(projection, has_aux=True)([v.value for v in variables])
+    _assign(assigned, state)
+    return value, products
+
+
+def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
+    """A variable's gradient at flat, sorted `indices`."""
+    gradient = to_dense(gradient)
+    if gradient.shape != tuple(variable.shape):
+        raise ValueError(
+            f"The gradient of a variable of shape {tuple(variable.shape)} must have that "
+            f"shape. Received: a gradient of shape {tuple(gradient.shape)}"
+        )
+    return gather(gradient, indices)
+
+
+def to_dense(gradient: Any) -> Any:
+    """A gradient as a dense tensor."""
+    return keras.ops.convert_to_tensor(gradient, sparse=False)
+
+
+def _tensor(value: Any) -> Any:
+    return value.value if isinstance(value, keras.Variable) else value
+
+
+def read(variable: Any) -> Any:
+    """The variable's value now, which later assignments do not change."""
+    # A copy: `fit` hands the arrays of variables over to JAX, which may overwrite them.
+    return jnp.array(_tensor(variable), copy=True)
+
+
+def gather(variable: Any, indices: Any) -> Any:
+    """The entries of a variable or tensor at flat `indices`."""
+    return jnp.reshape(_tensor(variable), -1)[jnp.asarray(_tensor(indices))]
+
+
+def _as_bits(value: Any) -> Any:
+    # Arithmetic on 16-bit floats goes through float32, which rewrites the bits of a NaN.
+    is_short = value.dtype.itemsize == 2
+    return jax.lax.bitcast_convert_type(value, jnp.int16) if is_short else value
+
+
+def _from_bits(value: Any, dtype: Any) -> Any:
+    return value if value.dtype == dtype else jax.lax.bitcast_convert_type(value, dtype)
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` where `condition` holds, else `no`, bit for bit."""
+    yes, no = jnp.asarray(_tensor(yes)), jnp.asarray(_tensor(no))
+    return _from_bits(jnp.where(_tensor(condition), _as_bits(yes), _as_bits(no)), yes.dtype)
+
+
+def zero_after(variables: Sequence[Any]) -> None:
+    """Needless: None."""
+
+
+def scatter(variable: Any, indices: Any, values: Any) -> None:
+    """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
+    _assign_flat(variable, indices, values, variable.value)
+
+
+def scale_and_scatter(variable: Any, indices: Any, values: Any, factor: Any) -> None:
+    """Multiplies a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
+    _assign_flat(variable, indices, values, variable.value * jnp.asarray(factor, variable.dtype))
+
+
+def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
+    flat = jnp.reshape(_as_bits(others), -1)
+    flat = flat.at[_tensor(indices)].set(
+        _as_bits(jnp.asarray(_tensor(values))), indices_are_sorted=True, unique_indices=True
+    )
+    variable.assign(jnp.reshape(_from_bits(flat, others.dtype), variable.shape))
+
+
+def top_k_mask(scores: Any, k: int) -> Any:
+    """True at the `k` largest of a vector of scores; of equal scores the earlier one counts more.
+
+    The same rule as `mask.select_top`, for use while a graph is traced.
+    """
+    _, indices = jax.lax.top_k(scores, k)
+    return jnp.zeros(scores.shape, bool).at[indices].set(True)
+
+
+def require(condition: Any, message: str) -> None:
+    """Fails with `message` unless the boolean `condition` holds.
+
+    Eagerly it raises a ValueError; in a compiled function a JaxRuntimeError that quotes it.
+    """
+
+    def check(holds: Any) -> None:
+        if not holds:
+            raise ValueError(message)
+
+    if isinstance(condition, jax.core.Tracer):
+        jax.experimental.io_callback(check, None, condition)
+    else:
+        check(condition)
+
+
+def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """A scope whose operations run after `operations`; JAX runs these by itself."""
+    return contextlib.nullcontext()
+
+
+def is_traced() -> bool:
+    """Whether a graph is being built that may be executed when its variables are gone.
+
+    JAX's functions are given the state they work on.
+    """
+    return False
+
+
+def known_value(variable: Any) -> np.ndarray | None:
+    """The value of a variable at present; None in the midst of a graph that computes it."""
+    value = variable._value  # not that of the function being traced
+    is_known = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return np.array(value) if is_known and not value.is_deleted() else None
+
+
+def without_gradients() -> contextlib.AbstractContextManager[None]:
+    """A scope in which nothing is recorded for gradients; JAX differentiates functions only."""
+    return contextlib.nullcontext()
+
+
+def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
+    """A function that is compiled for each structure and shapes of its arguments.
+
+    Args:
+        function: of tensors, or structures of them, to such structures.
+        model: the model whose variables it reads or assigns.
+    """
+
+    @jax.jit
+    def stateless(values: list[Any], arguments: Any) -> tuple[Any, list[Any]]:
+        with _Scope(list(zip(model.variables, values, strict=True))) as scope:
+            results = function(*arguments)
+        # None, not the same value again, which would be a copy.
+        return results, [
+            scope.get_current_value(v) if id(v) in scope.assigned else None for v in model.variables
+        ]
+
+    def call(*arguments: Any) -> Any:
+        results, values = stateless([v.value for v in model.variables], arguments)
+        for variable, value in zip(model.variables, values, strict=True):
+            if value is not None:
+                variable.assign(value)
+        return results
+
+    return call
+
+
+def keras_class(optimizer: Any) -> type:
+    """The public class of an optimizer."""
+    return type(optimizer)
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A NumPy copy of a variable or eager tensor."""
+    return np.array(_tensor(value))

@@ -1,0 +1,230 @@
+"""The operations that differ between Keras's backends; here for PyTorch."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+import torch
+
+VERSION = torch.__version__
+
+# What PyTorch raises where data do not suit a model.
+DATA_ERRORS: tuple[Any, ...] = (RuntimeError, IndexError)
+
+RESTRICTS_GRADIENTS = False
+
+
+def cause_of(error: Any) -> str:
+    """What was wrong with the data, from one of `DATA_ERRORS`."""
+    return str(error).strip()
+
+
+def eager_scope() -> contextlib.AbstractContextManager[None]:
+    """A scope that leaves the graph being traced; here there is none."""
+    return contextlib.nullcontext()
+
+
+def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """Here there are no strategies to check."""
+
+
+def outside_strategy() -> contextlib.AbstractContextManager[None]:
+    """A scope in which no strategy of `tf.distribute` is in force."""
+    return contextlib.nullcontext()
+
+
+def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
+    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
+    return contextlib.nullcontext()
+
+
+def num_replicas() -> int:
+    """How many replicas take part in this step: DistributedDataParallel averages by itself."""
+    return 1
+
+
+def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
+    """The dense gradients, None where there is none."""
+    return [None if g is None else to_dense(g) for g in gradients]
+
+
+def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:
+    """Calls `function(tensors)` if `condition` holds."""
+    if bool(_tensor(condition)):
+        function(tensors)
+
+
+def gradients(
+    loss: Callable[[], Any], variables: Sequence[Any], scale: float = 1.0
+) -> tuple[Any, list[Any]]:
+    """The value of `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
+    value, grads = _differentiate(loss, variables, scale)
+    return value.detach(), [None if g is None else to_dense(g) for g in grads]
+
+
+def _differentiate(
+    loss: Callable[[], Any], variables: Sequence[Any], scale: float, twice: bool = False
+) -> tuple[Any, Sequence[Any]]:
+    with torch.enable_grad():
+        value = loss()
+        scaled = value * scale
+        return value, _gradients(scaled, variables, twice)
+
+
+def _gradients(scalar: Any, variables: Sequence[Any], twice: bool = False) -> Sequence[Any]:
+    if not scalar.requires_grad:
+        return [None] * len(variables)
+    tensors = [v.value for v in variables]
+    return torch.autograd.grad(scalar, tensors, create_graph=twice, allow_unused=True)
+
+
+def hessian_products(
+    loss: Callable[[], Any], variables: Sequence[Any], vectors: Sequence[Any], scale: float = 1.0
+) -> tuple[Any, list[Any]]:
+    """The value of `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
+
+    Args:
+        loss: a function of nothing.
+        variables: the variables of the Hessian.
+        vectors: the vector's parts, one constant tensor for each variable; None means zero.
+        scale: multiplies the loss.
+
+    Returns:
+        The value, and the dense parts of the product, None where it is zero by construction.
+
+    Raises:
+        LookupError: where PyTorch has no second derivative of an operation.
+    """
+    value, grads = _differentiate(loss, variables, scale, twice=True)
+    # The sum itself is of no interest: a cast rounds it, not its derivative.
+    projection = torch.zeros((), device=value.device)
+    for gradient, vector in zip(grads, vectors, strict=True):
+        if gradient is not None and vector is not None:
+            projection = projection + (gradient.to(vector.dtype) * vector.detach()).sum()
+    try:
+        products = _gradients(projection, variables)
+    except RuntimeError as error:
+        if "not implemented" not in str(error) and "not twice differentiable" not in str(error):
+            raise
+        raise LookupError(str(error)) from error
+    return value.detach(), [None if p is None else to_dense(p) for p in products]
+
+
+def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
+    """A variable's gradient at flat, sorted `indices`."""
+    gradient = to_dense(gradient)
+    if tuple(gradient.shape) != tuple(variable.shape):
+        raise ValueError(
+            f"The gradient of a variable of shape {tuple(variable.shape)} must have that "
+            f"shape. Received: a gradient of shape {tuple(gradient.shape)}"
+        )
+    return gather(gradient, indices)
+
+
+def to_dense(gradient: Any) -> Any:
+    """A gradient as a dense tensor."""
+    gradient = keras.ops.convert_to_tensor(_tensor(gradient)).detach()
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _tensor(value: Any) -> Any:
+    return value.value if isinstance(value, keras.Variable) else value
+
+
+def read(variable: Any) -> Any:
+    """The variable's value now, which later assignments do not change."""
+    return _tensor(variable).detach().clone()
+
+
+def gather(variable: Any, indices: Any) -> Any:
+    """The entries of a variable or tensor at flat `indices`."""
+    flat = _tensor(variable).detach().reshape(-1)
+    return flat.index_select(0, keras.ops.convert_to_tensor(_tensor(indices)))
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` where `condition` holds, else `no`, bit for bit."""
+    return torch.where(_tensor(condition), _tensor(yes).detach(), _tensor(no).detach())
+
+
+def zero_after(variables: Sequence[Any]) -> None:
+    """Needless: None."""
+
+
+def scatter(variable: Any, indices: Any, values: Any) -> None:
+    """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
+    tensor = variable.value.detach()
+    flat = tensor.reshape(-1)
+    flat.index_copy_(0, _tensor(indices).long(), _tensor(values).detach())
+    if not tensor.is_contiguous():  # `flat` is a copy then
+        tensor.copy_(flat.reshape(tensor.shape))
+
+
+def scale_and_scatter(variable: Any, indices: Any, values: Any, factor: Any) -> None:
+    """Multiplies a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
+    variable.value.detach().mul_(_tensor(factor).detach().to(variable.value.dtype))
+    scatter(variable, indices, values)
+
+
+def top_k_mask(scores: Any, k: int) -> Any:
+    """True at the `k` largest of a vector of scores; of equal scores the earlier one counts more.
+
+    The same rule as `mask.select_top`.
+    """
+    _, order = torch.sort(scores, descending=True, stable=True)
+    mask = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    mask[order[:k]] = True
+    return mask
+
+
+def require(condition: Any, message: str) -> None:
+    """Raises a ValueError with `message` unless the boolean `condition` holds."""
+    if not bool(condition):
+        raise ValueError(message)
+
+
+def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """A scope whose operations run after `operations`, as they do here in any case."""
+    return contextlib.nullcontext()
+
+
+def is_traced() -> bool:
+    """Whether a graph is being built that may be executed when its variables are gone."""
+    return False
+
+
+def known_value(variable: Any) -> np.ndarray | None:
+    """The value of a variable at present."""
+    return to_numpy(variable)
+
+
+def without_gradients() -> contextlib.AbstractContextManager[None]:
+    """A scope in which nothing is recorded for gradients."""
+    return torch.no_grad()
+
+
+def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
+    """The function itself: PyTorch runs it as it is."""
+    return function
+
+
+def keras_class(optimizer: Any) -> type:
+    """The public class of an optimizer, which Keras replaces by one for PyTorch alone."""
+    kinds = type(optimizer).__mro__
+    if kinds[0].__module__.startswith("keras.src.backend.torch."):
+        return next(kind for kind in kinds if kind.__module__.startswith("keras.src.optimizers."))
+    return kinds[0]
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A NumPy copy of a variable or eager tensor."""
+    tensor = _tensor(value)
+    if not isinstance(tensor, torch.Tensor):
+        return np.array(tensor)
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
+        return np.array(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.array(tensor)
