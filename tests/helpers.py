@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import keras_freeze as kf
 
@@ -108,6 +107,8 @@ def equals_by_hand(found, expected):
 
 def gradients_by_tape(model, x, y, loss=None):
     """The gradients of a loss at the model's present values, moving statistics kept."""
+    import tensorflow as tf
+
     loss = crossentropy() if loss is None else loss
     state = [(v, value_of(v)) for v in model.non_trainable_variables]
     variables = [v.value for v in model.trainable_variables]
@@ -124,6 +125,7 @@ def gradients_by_tape(model, x, y, loss=None):
 
 def training_step(model, optimizer, loss, jit_compile):
     """A step of a loop of one's own, in a `tf.function`."""
+    import tensorflow as tf
 
     @tf.function(jit_compile=jit_compile)
     def step(x, y):
