@@ -1,12 +1,23 @@
 """Keras callbacks that watch a network while `fit` trains it."""
 
-from collections.abc import Iterator
-from typing import Any
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
+from keras_freeze import backend
 from keras_freeze.batches import Passes
+from keras_freeze.freezing import freeze_optimizer_of
 from keras_freeze.gradient_flow import FlowMeter
+from keras_freeze.mask import FreezeMask
+from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.parameters import path_of, shorten
+from keras_freeze.report import report
 
 
 class GradientFlowHistory(keras.callbacks.Callback):
@@ -52,12 +63,7 @@ class GradientFlowHistory(keras.callbacks.Callback):
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(x, Iterator):
-            raise TypeError(
-                "Argument `x` must be arrays or a dataset that can be read again and again. "
-                f"Received: x={x!r}, which can be read once."
-            )
-        self._data = Passes(x, y, sample_weight, steps, batch_size)
+        self._data = _passes(x, y, sample_weight, steps, batch_size)
         self.history = _empty_history()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -83,3 +89,315 @@ class GradientFlowHistory(keras.callbacks.Callback):
 
 def _empty_history() -> dict[str, list[Any]]:
     return {"epoch": [], "gradient_flow": [], "gradient_flow_deviation": []}
+
+
+class FreezeBoard(keras.callbacks.Callback):
+    """Writes to TensorBoard, after each epoch, what a frozen training should be watched for.
+
+    The curves are in a folder "freeze" of their own in `log_dir`, beside those of Keras's
+    `TensorBoard` callback and over the same epochs:
+
+    * "freeze_rate" and "real_freeze_rate", the rates q and q_beta of `report`;
+    * "trained_share/<path>", for each weight variable the share of it that is trained;
+    * "gradient_flow" and "gradient_flow_deviation", if data are given: those of
+      `GradientFlowHistory`, of the weights that the model has at the end of the epoch;
+    * "frozen_drift", and "frozen_drift/<path>" for each variable with frozen weights: how many
+      frozen weights differ in any bit from what they were when training began, and with
+      `frozen_weights="zero"` from zero. It must be 0; otherwise there is a warning, too, once for
+      each `fit`. It is also checked after the last epoch, when moving averages have been written
+      into the model.
+
+    With `frozen_weights="decay"` all frozen weights are one scalar times their start. The drift
+    then counts those that are further from the common factor (the median of all) than rounding
+    once in every step can bring them, and "frozen_deviation" is the largest such relative
+    distance, rounding included.
+
+    Training began when the first epoch did: after `BackupAndRestore` has put weights back, and,
+    where the first batch decides the mask, before that batch. A weight that a replaced mask
+    freezes (`freeze(..., overwrite=True)`) is compared with what it was after the epoch in which
+    that happened; under "decay" so are all others from then on. `reinitialize`, and `load_weights`
+    of other weights, during training are drift, and so is `prune` unless the frozen weights are
+    zero, or decay, already. Without a mask, there is no drift.
+
+    Training itself stays the same to the last bit. Main memory holds a copy of the model's
+    trainable variables, except for "zero".
+
+    Args:
+        log_dir: the folder to show with `tensorboard --logdir`; it is made if need be.
+        x, y, sample_weight, steps, batch_size: data for the gradient flow, as in
+            `GradientFlowHistory`. None: no gradient flow.
+
+    Raises:
+        ImportError: without the package `tensorboard`.
+        TypeError, ValueError: for a `log_dir` that is no path; for data as `GradientFlowHistory`.
+
+    Example:
+
+    ```python
+    board = keras_freeze.callbacks.FreezeBoard("logs", x[:1280], y[:1280], batch_size=128)
+    model.fit(x, y, epochs=10, callbacks=[keras.callbacks.TensorBoard("logs"), board])
+    ```
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str],
+        x: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(log_dir, (str, os.PathLike)):
+            raise TypeError(
+                f"Argument `log_dir` must be the path of a folder. Received: log_dir={log_dir!r}"
+            )
+        _import_tensorboard()  # better now than when training begins
+        self._folder = os.path.join(log_dir, "freeze")
+        data = (x, y, sample_weight, steps, batch_size)
+        self._data = None if all(part is None for part in data) else _passes(*data)
+        self._file: _EventFile | None = None
+        self._frozen: _FrozenWeights | None = None
+        self._has_warned = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._close()  # an earlier training may have been interrupted
+        self._file = _EventFile(self._folder)
+        self._flow_meter = None if self._data is None else FlowMeter(self.model)
+        self._frozen = None
+        self._has_warned = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        optimizer = freeze_optimizer_of(self.model)
+        # Not in on_train_begin, where weights may still be restored.
+        if self._frozen is None and optimizer is not None:
+            self._frozen = _FrozenWeights(optimizer, self.model.trainable_variables)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert self._file is not None
+        self._file.write(epoch, {**self._rates(), **self._flow(), **self._drift()})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._drift()
+        self._close()
+        self._frozen = None
+
+    def _rates(self) -> dict[str, float]:
+        found = report(self.model)
+        rates = {"freeze_rate": found.freeze_rate, "real_freeze_rate": found.real_freeze_rate}
+        labels = _numbered([row.path for row in found.rows])
+        for label, row in zip(labels, found.rows, strict=True):
+            if row.size and (row.is_weight or row.num_trained < row.size):
+                rates[f"trained_share/{label}"] = row.num_trained / row.size
+        return rates
+
+    def _flow(self) -> dict[str, float]:
+        if self._flow_meter is None or self._data is None:
+            return {}
+        flow = self._flow_meter.statistics(self._data)
+        return {"gradient_flow": flow.mean, "gradient_flow_deviation": flow.deviation}
+
+    def _drift(self) -> dict[str, float]:
+        drift = None if self._frozen is None else self._frozen.drift()
+        if drift is None:
+            return {}
+        self._warn(drift.counts)
+        scalars: dict[str, float] = {"frozen_drift": sum(drift.counts.values())}
+        scalars.update({f"frozen_drift/{label}": n for label, n in drift.counts.items()})
+        if drift.deviation is not None:
+            scalars["frozen_deviation"] = drift.deviation
+        return scalars
+
+    def _warn(self, counts: Mapping[str, int]) -> None:
+        drifted = [f"{label} ({count})" for label, count in counts.items() if count]
+        if drifted and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "Frozen weights are not what they were when training began. This many differ: "
+                f"{shorten(drifted)}. Look for what else writes to these variables: a callback, a "
+                "layer, or a call to `prune`, `reinitialize` or `load_weights`.",
+                stacklevel=2,
+            )
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Drift(NamedTuple):
+    """Which frozen weights have changed.
+
+    Attributes:
+        counts: how many, by the path of each variable that has frozen weights.
+        deviation: the largest relative distance from the common factor; None but for "decay".
+    """
+
+    counts: dict[str, int]
+    deviation: float | None
+
+
+class _FrozenWeights:
+    """Remembers what frozen weights are, to tell later which of them have changed.
+
+    As long as there is no mask, every variable may turn out to have frozen weights.
+    """
+
+    def __init__(self, optimizer: FreezeOptimizer, variables: Sequence[Any]) -> None:
+        self._optimizer = optimizer
+        self._variables = list(variables)
+        self._labels = _numbered([path_of(variable) for variable in variables])
+        self._was_decided = optimizer.mask is not None
+        # Before the optimizer is built, its mask does not know the variables.
+        self._mask = optimizer.mask if optimizer.built else None
+        self._starts = [backend.to_numpy(variable) for variable in variables]
+        if optimizer.frozen_weights == "zero":
+            self._starts = [np.zeros_like(start) for start in self._starts]
+        self._steps_before = self._num_steps()
+
+    def drift(self) -> _Drift | None:
+        """Compares; None without a mask. What a new mask freezes is remembered from now on."""
+        state = self._optimizer.state
+        if state.mask is None:
+            return None
+        before = self._mask
+        if before is None:
+            # The first batch finds the mask before it changes a weight. A mask that was given
+            # during training may have come in any step.
+            before = state.mask if state.found or self._was_decided else FreezeMask([])
+        frozen = [_frozen_in(state.mask, variable) for variable in self._variables]
+        watched = [
+            now & _frozen_in(before, variable)
+            for now, variable in zip(frozen, self._variables, strict=True)
+        ]
+        counts, deviation = self._compare(watched)
+        self._remember([now & ~part for now, part in zip(frozen, watched, strict=True)])
+        self._mask = state.mask
+        named = zip(self._labels, counts, frozen, strict=True)
+        return _Drift({label: count for label, count, now in named if now.any()}, deviation)
+
+    def _compare(self, watched: Sequence[np.ndarray]) -> tuple[list[int], float | None]:
+        if self._optimizer.frozen_weights == "decay":
+            return self._compare_with_common_factor(watched)
+        counts = [
+            int(np.count_nonzero(part & (_bits(backend.to_numpy(variable)) != _bits(start))))
+            for part, variable, start in zip(watched, self._variables, self._starts, strict=True)
+        ]
+        return counts, None
+
+    def _compare_with_common_factor(
+        self, watched: Sequence[np.ndarray]
+    ) -> tuple[list[int], float | None]:
+        starts = [start[part] for start, part in zip(self._starts, watched, strict=True)]
+        values = [
+            backend.to_numpy(variable)[part]
+            for variable, part in zip(self._variables, watched, strict=True)
+        ]
+        factor = _common_factor(starts, values)
+        deviations = [_deviations(*pair, factor) for pair in zip(starts, values, strict=True)]
+        # A weight and the median are each rounded once a step, by half an epsilon at most; one
+        # step more for the start. NaN counts, too.
+        num_roundings = max(0, self._num_steps() - self._steps_before) + 1
+        counts = [
+            int(np.count_nonzero(~(deviation <= num_roundings * np.finfo(start.dtype).eps)))
+            for deviation, start in zip(deviations, starts, strict=True)
+        ]
+        return counts, float(np.concatenate(deviations).max(initial=0.0))
+
+    def _remember(self, new: list[np.ndarray]) -> None:
+        """Takes the present values of what has just been frozen as what it has to stay."""
+        treatment = self._optimizer.frozen_weights
+        if treatment == "zero" or not any(part.any() for part in new):
+            return
+        if treatment == "decay":  # one factor for all needs one start for all
+            new = [np.ones_like(part) for part in new]
+            self._steps_before = self._num_steps()
+        for start, variable, part in zip(self._starts, self._variables, new, strict=True):
+            np.copyto(start, backend.to_numpy(variable), where=part)
+
+    def _num_steps(self) -> int:
+        return int(backend.to_numpy(self._optimizer.iterations))
+
+
+def _frozen_in(mask: FreezeMask, variable: Any) -> np.ndarray:
+    try:
+        return ~mask.entry(variable).trained
+    except KeyError:  # outside the mask, so trained whole: a bias, say
+        return np.zeros(tuple(variable.shape), bool)
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Bit patterns, which tell -0.0 from 0.0 and find a NaN equal to itself."""
+    return array.view(f"u{array.itemsize}")
+
+
+def _common_factor(starts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> float:
+    """The median of values / starts, which a few weights that have moved do not change."""
+    start, value = (np.concatenate(arrays).astype("float64") for arrays in (starts, values))
+    ratios = value[start != 0] / start[start != 0]
+    return float(np.median(ratios)) if ratios.size else 1.0
+
+
+def _deviations(start: np.ndarray, value: np.ndarray, factor: float) -> np.ndarray:
+    """How far values are from factor * start, relative to that."""
+    limits = np.finfo(start.dtype)
+    # Below this, numbers have fewer bits, or are taken for zero.
+    smallest = float(limits.tiny) / float(limits.eps)
+    with np.errstate(invalid="ignore"):  # of a training that has diverged
+        expected = start.astype("float64") * factor
+        return np.abs(value - expected) / np.maximum(np.abs(expected), smallest)
+
+
+def _numbered(paths: Sequence[str]) -> list[str]:
+    """The paths, with a number where several variables have the same."""
+    seen: Counter[str] = Counter()
+    labels = []
+    for path in paths:
+        seen[path] += 1
+        labels.append(path if seen[path] == 1 else f"{path}_{seen[path]}")
+    return labels
+
+
+def _passes(x: Any, *others: Any) -> Passes:
+    """Data for one pass after each epoch."""
+    if isinstance(x, Iterator):
+        raise TypeError(
+            "Argument `x` must be arrays or a dataset that can be read again and again. "
+            f"Received: x={x!r}, which can be read once."
+        )
+    return Passes(x, *others)
+
+
+class _EventFile:
+    """Writes scalars to an event file of TensorBoard, without TensorFlow."""
+
+    def __init__(self, folder: str) -> None:
+        self._event, self._summary, writer = _import_tensorboard()
+        self._writer = writer(folder)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds scalars of one step, and lets readers see them at once."""
+        values = [
+            self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()
+        ]
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _import_tensorboard() -> tuple[Any, Any, Any]:
+    """The classes Event, Summary and EventFileWriter."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise ImportError(
+            "FreezeBoard writes files of TensorBoard: `pip install 'keras_freeze[tensorboard]'`."
+        ) from error
+    return Event, Summary, EventFileWriter
