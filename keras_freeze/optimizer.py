@@ -310,7 +310,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     "again: for `fit`, compile the model; otherwise make a new tf.function.",
                 )
             ]
-        with backend.after(checks), backend.without_gradients(), keras.name_scope(self.name):
+        # Where nothing is frozen, a fixed order would make TensorFlow round otherwise than it does
+        # for the bare inner optimizer.
+        order = backend.after(checks if self._updates.variables else [])
+        with order, backend.without_gradients(), keras.name_scope(self.name):
             self._updates.apply(step)
 
     def _variables_of_step(
@@ -421,8 +424,19 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Lets the inner optimizer set final values, such as moving averages."""
+        """Lets the inner optimizer set final values, such as moving averages.
+
+        Warns where training has found no mask.
+        """
         self.inner_optimizer.finalize_variable_values(var_list)
+        if isinstance(self._updates, FullShapeUpdate) and self._updates.is_undecided:
+            warnings.warn(
+                "No step has decided which weights are trained, and nothing was trained: no batch "
+                "had gradients that are finite. Look for NaN or infinite values in the data, the "
+                "loss and the weights.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def exclude_from_weight_decay(
         self, var_list: Sequence[Any] | None = None, var_names: Sequence[str] | None = None

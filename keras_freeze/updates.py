@@ -108,7 +108,7 @@ class Update:
             averages = optimizer._model_variables_moving_average
             for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
                 if average is not None:
-                    average.assign(variable)
+                    average.assign(backend.read(variable))
 
     def _with_l2(self, gradient: Any, variable: Any) -> Any:
         """The gradient plus l2 * variable: PyTorch's weight decay, before momentum."""
@@ -422,6 +422,12 @@ class FullShapeUpdate(Update):
 
     def _is_decided(self) -> bool:
         return bool(backend.known_value(self._decided))
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether there is certainly no mask yet."""
+        decided = backend.known_value(self._decided)
+        return decided is not None and not decided
 
     def retire(self) -> None:
         for mask in self._masks.values():

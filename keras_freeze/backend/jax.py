@@ -1,11 +1,11 @@
 """The operations that differ between Keras's backends; here for JAX."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.experimental
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -232,19 +232,22 @@ def top_k_mask(scores: Any, k: int) -> Any:
 
 
 def require(condition: Any, message: str) -> None:
-    """Fails with `message` unless the boolean `condition` holds.
+    """Raises a ValueError with `message` unless the boolean `condition` holds.
 
-    Eagerly it raises a ValueError; in a compiled function a JaxRuntimeError that quotes it.
+    While Keras computes with state that it has taken out of the model, as in `fit`, an error would
+    lose this state: there it is a RuntimeWarning, and the caller must not rely on an error.
     """
 
     def check(holds: Any) -> None:
         if not holds:
-            raise ValueError(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     if isinstance(condition, jax.core.Tracer):
-        jax.experimental.io_callback(check, None, condition)
-    else:
+        jax.debug.callback(check, condition)
+    elif in_stateless_scope():
         check(condition)
+    elif not condition:
+        raise ValueError(message)
 
 
 def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:

@@ -226,5 +226,5 @@ def to_numpy(value: Any) -> np.ndarray:
         return np.array(tensor)
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:  # which NumPy does not know
-        return np.array(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
-    return np.array(tensor)
+        return tensor.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
+    return tensor.numpy().copy()
