@@ -10,7 +10,16 @@ from keras import ops
 
 from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
-from keras_freeze.optimizer_state import State, read_state, relabel, write_state
+from keras_freeze.optimizer_state import (
+    State,
+    check_inner_variables,
+    check_origin,
+    from_bytes,
+    read_state,
+    relabel,
+    to_bytes,
+    write_state,
+)
 from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
 from keras_freeze.saliency import Criterion, check_criterion
 from keras_freeze.updates import (
@@ -135,7 +144,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         # Counts rebuilds, so that a graph traced before one fails instead of training on a mask
         # that is gone.
         self._generation = 0
-        self._current_generation = keras.Variable(0, dtype="int32", trainable=False)
+        # Not as an attribute that `tf.train.Checkpoint` sees: it counts in this process only.
+        self.__dict__["_current_generation"] = keras.Variable(0, dtype="int32", trainable=False)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state for the variables that will be updated; called by Keras or `freeze`.
@@ -446,24 +456,64 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the mask; Keras saves the inner optimizer beside it."""
-        if self.built:
-            write_state(store, self.state)
+        if self.built or self._pending is not None:
+            write_state(store, self.state, self._parameters, self.inner_optimizer)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the mask; an optimizer that is not built yet takes it over when it is built.
 
         Raises:
-            ValueError: if the state belongs to a network with other variables, or cannot be read.
+            ValueError: if the state belongs to a network with other variables, or to another inner
+                optimizer, or cannot be read.
         """
-        if "header" not in store.keys():  # noqa: SIM118 - stores are no mappings
-            if self.built:
-                warnings.warn(
-                    f"Nothing was loaded into {self.name!r}: the file holds no mask, because it "
-                    "was saved with another optimizer or before the first step.",
-                    stacklevel=2,
-                )
+        if "header" in store.keys():  # noqa: SIM118 - stores are no mappings
+            self._load(store)
+        elif self.built or len(store.keys()):
+            warnings.warn(
+                f"No mask was loaded into {self.name!r}: the file has none where Keras looks for "
+                "it, because it was saved before the first step or with another optimizer, or "
+                "because only one of the two has a LossScaleOptimizer around.",
+                stacklevel=2,
+            )
+
+    def _load(self, store: Any, is_deferred: bool = False) -> None:
+        """Takes over a state, before the inner optimizer's variables are loaded.
+
+        Args:
+            store: what `write_state` has written.
+            is_deferred: whether these variables are loaded even if they are created later.
+        """
+        state, inner = read_state(store), self.inner_optimizer
+        check_origin(store, self._parameters, inner, is_loaded=self.built or is_deferred)
+        if is_deferred and self._must_rebuild(state):
+            raise ValueError(
+                "The checkpoint was saved with other numbers of trained weights, or the other way "
+                "round about who decides the mask, `keras_freeze.freeze` or the first batch, than "
+                "this FreezeOptimizer is built for. Restore it into a model that has just been "
+                "compiled, before the first step and without a call to `freeze`."
+            )
+        self.restore(state)
+        if self.built:
+            check_inner_variables(store, inner)
+
+    @property
+    def _parameters(self) -> Sequence[Parameter]:
+        return [] if self._updates is None else self._updates.parameters
+
+    # `tf.train.Checkpoint` calls these two. It saves the variables by itself, but for the mask's.
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        store: dict[str, Any] = {}
+        with backend.eager_scope():
+            if not backend.is_traced():  # `tf.saved_model.save` asks in a graph that nobody runs
+                self.save_own_variables(store)
+        return {"freeze_state": ops.convert_to_tensor(to_bytes(store))}
+
+    def _restore_from_tensors(self, tensors: Mapping[str, Any]) -> None:
+        if backend.is_traced():  # for a SavedModel, from which no optimizer is loaded
             return
-        self.restore(read_state(store))
+        store = from_bytes(backend.to_numpy(tensors["freeze_state"]))
+        if store:
+            self._load(store, is_deferred=True)
 
     @property
     def state(self) -> State:
@@ -484,16 +534,24 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if updates is None:
             self._pending = state
             return
-        mask = None if state.mask is None else relabel(state.mask, updates.parameters)
-        if mask is not None and updates.accepts(mask, state.compact):
+        if self._must_rebuild(state):
+            self._rebuild(state, self._trainable_variables)
+        elif state.mask is not None:
             before = updates.mask
-            updates.replace_mask(mask)
+            updates.replace_mask(relabel(state.mask, updates.parameters))
             updates.found = state.found
             self._follow_mask(before)
             if state.decay_scale is not None and updates.decay_scale is not None:
                 updates.decay_scale.assign(state.decay_scale)
-        elif mask is not None or updates.mask is not None:
-            self._rebuild(state, self._trainable_variables)
+
+    def _must_rebuild(self, state: State) -> bool:
+        """Whether a state needs other variables than this optimizer, if it is built, has."""
+        updates = self._updates
+        if updates is None:
+            return False
+        if state.mask is None:
+            return updates.mask is not None
+        return not updates.accepts(relabel(state.mask, updates.parameters), state.compact)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and, where the optimizer is compact, the counts it needs."""
@@ -502,7 +560,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             criterion = keras.saving.serialize_keras_object(criterion)
         config = {
             "name": self.name,
-            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "inner_optimizer": _with_public_classes(
+                keras.saving.serialize_keras_object(self.inner_optimizer)
+            ),
             "freeze_rate": self.freeze_rate,
             "criterion": criterion,
             "frozen_weights": self.frozen_weights,
@@ -539,6 +599,18 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         optimizer = cls(**arguments)
         optimizer._trained_counts = None if counts is None else tuple(counts)
         return optimizer
+
+
+def _with_public_classes(config: Any) -> Any:
+    """Names optimizers as every backend knows them: for PyTorch, Keras has classes of its own."""
+    if isinstance(config, (list, tuple)):
+        return [_with_public_classes(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: _with_public_classes(value) for key, value in config.items()}
+    if str(config.get("module")).startswith("keras.src.backend.torch.optimizers."):
+        config.update(module="keras.optimizers", registered_name=None)
+    return config
 
 
 def _everything_trained(parameters: Sequence[Parameter]) -> FreezeMask:

@@ -1,14 +1,18 @@
 """What a FreezeOptimizer puts into a checkpoint besides its inner optimizer: the mask above all."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
+from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import Parameter, same_path
+from keras_freeze.updates import with_parts
 
 _VERSION = 1
 
@@ -31,8 +35,15 @@ class State:
     found: bool = False
 
 
-def write_state(store: Any, state: State) -> None:
-    """Puts the state into what Keras hands to `save_own_variables`."""
+def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner: Any) -> None:
+    """Puts the state into what Keras hands to `save_own_variables`.
+
+    Args:
+        store: what is written to, a mapping from name to array.
+        state: the state.
+        parameters: the variables that the optimizer was built with; none if it is not built.
+        inner: the inner optimizer, whose variables Keras saves by number alone.
+    """
     entries = () if state.mask is None else state.mask.entries
     header = {
         "version": _VERSION,
@@ -41,6 +52,8 @@ def write_state(store: Any, state: State) -> None:
         "found": state.found,
         "num_rescued": 0 if state.mask is None else state.mask.num_rescued,
         "entries": [[e.position, e.path, list(e.trained.shape), e.is_weight] for e in entries],
+        "variables": [[p.path, list(p.variable.shape)] for p in parameters],
+        "inner": {"classes": _classes(inner), "variables": _names(inner)},
     }
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     if entries:
@@ -55,7 +68,7 @@ def read_state(store: Any) -> State:
     Raises:
         ValueError: for a state of another version.
     """
-    header = json.loads(np.asarray(store["header"]).tobytes())
+    header = _read_header(store)
     if header["version"] != _VERSION:
         raise ValueError(
             f"This FreezeOptimizer reads state of version {_VERSION}. "
@@ -76,6 +89,122 @@ def read_state(store: Any) -> State:
     has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are no mappings
     scale = np.asarray(store["decay_scale"]) if has_scale else None
     return State(mask, header["compact"], scale, header.get("found", False))
+
+
+def _read_header(store: Any) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(np.asarray(store["header"]).tobytes())
+    return header
+
+
+def to_bytes(store: dict[str, Any]) -> np.ndarray:
+    """A store in one vector of bytes, for checkpoints that are not written by Keras."""
+    file = io.BytesIO()
+    np.savez(file, **store)
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
+    """The store that `to_bytes` was given."""
+    with np.load(io.BytesIO(content.tobytes())) as file:
+        return dict(file)
+
+
+def check_origin(
+    store: Any, parameters: Sequence[Parameter], inner: Any, *, is_loaded: bool
+) -> None:
+    """Compares what a state was saved with to what it is loaded into, before anything changes.
+
+    Keras tells the variables of an optimizer by their number alone: those of layers in another
+    order, or of another optimizer, would be loaded into the wrong places. Files of earlier
+    versions of this package do not say what they were saved with.
+
+    Args:
+        store: what Keras hands to `load_own_variables`.
+        parameters: the variables that the optimizer was built with; none if it is not built.
+        inner: the inner optimizer.
+        is_loaded: whether the inner optimizer's variables are loaded from the same file. Of one
+            that is not built, Keras loads them only where their numbers happen to agree.
+
+    Raises:
+        ValueError: if the state belongs to a network with other variables or in another order,
+            or if variables of another inner optimizer would be loaded.
+    """
+    header = _read_header(store)
+    saved = header.get("variables", [])
+    if saved and parameters:
+        for position in range(max(len(saved), len(parameters))):
+            _check_variable(saved, parameters, position)
+    described = header.get("inner")
+    if described is None or described["classes"] == _classes(inner):
+        return
+    if is_loaded or len(described["variables"]) == len(inner.variables):
+        raise _other_optimizer(described, inner)
+
+
+def check_inner_variables(store: Any, inner: Any) -> None:
+    """Compares the inner optimizer's variables with those of a state that was taken over.
+
+    Raises:
+        ValueError: if other variables were saved, as happens with other settings.
+    """
+    saved = _read_header(store).get("inner")
+    if saved is not None and saved["variables"] != _names(inner):
+        raise _other_optimizer(saved, inner)
+
+
+def _check_variable(saved: Sequence[Any], parameters: Sequence[Parameter], position: int) -> None:
+    before = after = None
+    if position < len(saved):
+        before = (saved[position][0], tuple(saved[position][1]))
+    if position < len(parameters):
+        parameter = parameters[position]
+        after = (parameter.path, tuple(parameter.variable.shape))
+    if before and after and before[1] == after[1] and same_path(before[0], after[0]):
+        return
+    told = ["no variable" if v is None else f"{v[0]!r} of shape {v[1]}" for v in (before, after)]
+    raise ValueError(
+        f"The optimizer state that is loaded was saved with {told[0]} as variable {position}, and "
+        f"this network has {told[1]} there: the state belongs to another network, or its layers "
+        "come in another order. Build the model as it was when it was saved."
+    )
+
+
+def _other_optimizer(saved: dict[str, Any], inner: Any) -> ValueError:
+    return ValueError(
+        "The state that is loaded was saved with another inner optimizer, or with other settings "
+        "of it, so that Keras would put its variables into the wrong places. Compile the model "
+        "with the optimizer it was saved with. To train on with another one, take over weights "
+        "and mask alone: `keras_freeze.get_mask` of the model that was saved gives the mask, and "
+        "`keras_freeze.freeze(model, mask=...)` takes it. "
+        f"Saved: {_in_words(saved['classes'], saved['variables'])}. "
+        f"Received: {_in_words(_classes(inner), _names(inner))}."
+    )
+
+
+def _in_words(classes: Sequence[str], names: Sequence[str]) -> str:
+    kinds = ", ".join(dict.fromkeys(names))
+    return f"{' with '.join(classes)}, {len(names)} variables ({kinds})"
+
+
+def _classes(inner: Any) -> list[str]:
+    """The registered name of an optimizer's class and of its parts'."""
+    parts = with_parts(inner)
+    return [keras.saving.get_registered_name(backend.keras_class(part)) for part in parts]
+
+
+def _names(inner: Any) -> list[str]:
+    """What each of an optimizer's variables is, such as "momentum", without whose it is."""
+    owners = {
+        str(getattr(variable, "path", variable.name)).replace("/", "_").replace(":", "_")
+        for part in with_parts(inner)
+        for variable in part._trainable_variables
+    }
+    return [_without_owner(variable.name, owners) for variable in inner.variables]
+
+
+def _without_owner(name: str, owners: set[str]) -> str:
+    ends = [end for end, letter in enumerate(name) if letter == "_" and name[:end] in owners]
+    return name[ends[-1] + 1 :] if ends else name
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:

@@ -448,3 +448,91 @@ def test_mask_can_be_replaced_while_fit_runs():
     moved = model.layers[0].kernel.numpy() != before
     assert moved.any()
     assert not (moved & ~kf.get_mask(model)[model.layers[0].kernel]).any()
+
+
+def checkpoint_of(model):
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+@WAYS
+@TREATMENTS
+def test_checkpoint_of_tensorflow_holds_the_mask(tmp_path, way, frozen_weights):
+    model = start(way, frozen_weights=frozen_weights)
+    path = checkpoint_of(model).save(tmp_path / "checkpoint")
+    state = model.get_weights()
+    other = compile_model(build_model(seed=1), frozen_weights=frozen_weights)
+    checkpoint_of(other).restore(path)
+    assert all((a == b).all() for a, b in zip(other.get_weights(), state, strict=True))
+    assert kf.get_mask(other) == kf.get_mask(model)
+    train(model, 2)
+    train(other, 2)
+    assert kf.get_mask(other) == kf.get_mask(model)
+    assert weights_equal(other, model)
+    for a, b in zip(other.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@WAYS
+def test_checkpoint_of_tensorflow_is_restored_into_an_optimizer_built_alike(tmp_path, way):
+    model = start(way)
+    path = checkpoint_of(model).save(tmp_path / "checkpoint")
+    other = compile_model(build_model(seed=1))
+    if way == "compact":
+        flipped = {e.path: np.flip(e.trained) for e in kf.get_mask(model).entries}
+        names = [v.path for v in other.trainable_variables if v.path.endswith("kernel")]
+        kf.freeze(other, mask=dict(zip(names, flipped.values(), strict=True)))
+        assert kf.get_mask(other) != kf.get_mask(model)
+    else:
+        other.optimizer.build(other.trainable_variables)
+    checkpoint_of(other).restore(path)
+    train(model, 2)
+    train(other, 2)
+    assert kf.get_mask(other) == kf.get_mask(model)
+    assert weights_equal(other, model)
+
+
+@WAYS
+def test_checkpoint_of_tensorflow_is_refused_by_an_optimizer_built_otherwise(tmp_path, way):
+    path = checkpoint_of(start(way)).save(tmp_path / "checkpoint")
+    other = compile_model(build_model(seed=1))
+    if way == "compact":
+        other.optimizer.build(other.trainable_variables)
+    else:
+        kf.freeze(other, *make_data())
+    mask = kf.get_mask(other)
+    with pytest.raises(ValueError, match="just been compiled"):
+        checkpoint_of(other).restore(path)
+    assert kf.get_mask(other) == mask
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_checkpoint_of_tensorflow_with_another_inner_optimizer_is_refused(tmp_path, is_built):
+    model = start("full shape", inner=keras.optimizers.RMSprop(0.01))
+    path = checkpoint_of(model).save(tmp_path / "checkpoint")
+    other = compile_model(build_model(seed=1), inner=keras.optimizers.Adagrad(0.01))
+    if is_built:
+        other.optimizer.build(other.trainable_variables)
+    with pytest.raises(ValueError, match=r"Saved: RMSprop.*Received: Adagrad"):
+        checkpoint_of(other).restore(path)
+    assert kf.get_mask(other) is None
+
+
+def test_checkpoint_of_tensorflow_after_a_replaced_mask_trains_in_a_new_optimizer(tmp_path):
+    model = start("compact")
+    kf.freeze(model, *make_data(seed=1), overwrite=True)
+    path = checkpoint_of(model).save(tmp_path / "checkpoint")
+    other = compile_model(build_model(seed=1))
+    checkpoint_of(other).restore(path)
+    train(model)
+    train(other)
+    assert weights_equal(other, model)
+
+
+@WAYS
+def test_saved_model_of_tensorflow_can_be_made_of_a_model_in_training(tmp_path, way):
+    model = start(way)
+    tf.saved_model.save(model, tmp_path / "saved")
+    x, _ = make_data()
+    serve = tf.saved_model.load(tmp_path / "saved").signatures["serving_default"]
+    (outputs,) = serve(tf.constant(x)).values()
+    np.testing.assert_allclose(outputs, model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)

@@ -1,9 +1,6 @@
 """Every way to run training, against training by hand: tape gradients, masks and steps in NumPy."""
 
 import functools
-import subprocess
-import sys
-import textwrap
 
 import keras
 import numpy as np
@@ -479,62 +476,3 @@ def test_a_function_traced_for_a_replaced_mask_moves_nothing_that_is_frozen(jit_
     except tf.errors.InvalidArgumentError as error:
         assert "Trace it again" in error.message  # noqa: PT017 - XLA has no way to raise
     assert_frozen_bits_kept(variables, mask, before)
-
-
-BACKUP_SCRIPT = """
-    import os, sys
-    import keras
-    import keras_freeze as kf
-    from helpers import blobs, compiled, dense_model, fit
-
-    class Killed(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                os._exit(7)
-
-    way, folder = sys.argv[1:]
-    x, y = blobs()
-    model = compiled(dense_model())
-    if way == "freeze":
-        kf.freeze(model, x[:12], y[:12])
-    backup = keras.callbacks.BackupAndRestore(folder)
-    fit(model, x, y, batch_size=12, epochs=4, callbacks=[backup, Killed()])
-"""
-
-
-@each_way
-def test_training_of_a_killed_process_goes_on_from_its_backup(tmp_path, way):
-    """keras#19389. The process that goes on does what the one that was killed did at first."""
-    folder = str(tmp_path / "backup")
-    script = textwrap.dedent(BACKUP_SCRIPT)
-    environment_path = [p for p in sys.path if p]
-    killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:] = {environment_path!r}\n{script}",
-            way,
-            folder,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert killed.returncode == 7, killed.stderr[-2000:]
-
-    x, y = blobs()
-    whole, resumed = compiled(dense_model()), compiled(dense_model())
-    if way == "freeze":
-        kf.freeze(whole, x[:BATCH], y[:BATCH])
-        kf.freeze(resumed, x[:BATCH], y[:BATCH])
-    fit(whole, x, y, batch_size=BATCH, epochs=4)
-    seen = []
-    callbacks = [
-        keras.callbacks.BackupAndRestore(folder),
-        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch)),
-    ]
-    fit(resumed, x, y, batch_size=BATCH, epochs=4, callbacks=callbacks)
-    assert seen == [2, 3]
-    assert kf.get_mask(resumed) == kf.get_mask(whole)
-    for a, b in zip(resumed.trainable_variables, whole.trainable_variables, strict=True):
-        assert same_bits(value_of(a), value_of(b))

@@ -313,11 +313,18 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
     if state is None:
         return
     variables = optimizer_variables(model)
-    described = [(slot.shape, slot.dtype) for slot in state.slots]
-    if [(tuple(v.shape), dtype_of(v)) for v in variables] != described:
+    described = [(slot.shape, _kind(slot.dtype)) for slot in state.slots]
+    if [(tuple(v.shape), _kind(dtype_of(v))) for v in variables] != described:
         raise FreezeFileError("It holds the state of another optimizer than the one it describes.")
-    for variable, bits in zip(variables, values.optimizer, strict=True):
-        set_bits(variable, bits)
+    for variable, slot, bits in zip(variables, state.slots, values.optimizer, strict=True):
+        dtype = dtype_of(variable)
+        value = from_bits(bits, slot.dtype).astype(numpy_dtype(dtype))
+        set_bits(variable, as_bits(value, dtype))
+
+
+def _kind(dtype: str) -> str:
+    """The dtype; of counters, which have 64 bits on TensorFlow and 32 elsewhere, their kind."""
+    return "int" if dtype in ("int32", "int64") else dtype
 
 
 def _state(header: Header, mask: FreezeMask | None, optimizer: FreezeOptimizer) -> State:
