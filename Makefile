@@ -2,15 +2,26 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint
+.PHONY: demo test test-all lint
 .SECONDARY:
 
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/demo.py
 
 # Every process loads TensorFlow (two take a third more processor time than one): no more than 4.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4
+
+# All tests on TensorFlow, then the contract suite on the other backends; a sample of its
+# combinations, or with `test-all` every one of them.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --maxprocesses=4
+	KERAS_BACKEND=tensorflow $(PYTEST)
+	KERAS_BACKEND=jax $(PYTEST) tests/contract
+	KERAS_BACKEND=torch $(PYTEST) tests/contract
+
+test-all: $(VENV)/.installed-test
+	KERAS_BACKEND=tensorflow $(PYTEST) --whole
+	KERAS_BACKEND=jax $(PYTEST) --whole tests/contract
+	KERAS_BACKEND=torch $(PYTEST) --whole tests/contract
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
