@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_freeze import backend, datasets, initializers, models
 from keras_freeze._version import __version__
+from keras_freeze.datasets.sources import import_tensorflow
 from keras_freeze.files import replacing
 from keras_freeze.freezing import freeze, reinitialize
 from keras_freeze.mask import check_freeze_rate
@@ -30,6 +30,9 @@ from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.pruning import PruningCheck, check_pruning
 from keras_freeze.report import Report, report
 from keras_freeze.saliency import Criterion, GraSP, as_grasp, check_criterion
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 T = TypeVar("T")
 
@@ -478,6 +481,7 @@ def prepare(
     )
     _compile(network, optimizer, steps, recipe.epochs)
     freeze(network, all_batches(), steps=_batches_to_score(criterion, facts, recipe, all_batches()))
+    _build_metrics(network, all_batches())
     if reinitializer is not None:
         reinitialize(network, reinitializer, seed=(int(seed) + _OTHER_SEED) % 2**32)
     return Setup(
@@ -521,10 +525,10 @@ class Setup:
     recipe: Recipe
     reinitializer: str | None
     network: keras.Model
-    batches: Callable[[], tf.data.Dataset]
+    batches: "Callable[[], tf.data.Dataset]"
     steps_per_epoch: int
-    validation: tf.data.Dataset
-    test: tf.data.Dataset
+    validation: "tf.data.Dataset"
+    test: "tf.data.Dataset"
 
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
@@ -590,12 +594,12 @@ def check_steps(steps: Any) -> None:
         raise ValueError(f"steps_per_epoch must be at least 1. Received: steps_per_epoch={steps!r}")
 
 
-def _first_batches(make: Callable[[], tf.data.Dataset], steps: int) -> tf.data.Dataset:
+def _first_batches(make: "Callable[[], tf.data.Dataset]", steps: int) -> "tf.data.Dataset":
     return make().take(steps)
 
 
 def _batches_to_score(
-    criterion: str | Criterion, facts: datasets.DatasetInfo, recipe: Recipe, data: tf.data.Dataset
+    criterion: str | Criterion, facts: datasets.DatasetInfo, recipe: Recipe, data: "tf.data.Dataset"
 ) -> int:
     """How many batches to freeze with: enough to find GraSP's examples of each class in them."""
     grasp = as_grasp(criterion)
@@ -608,18 +612,20 @@ def _batches_to_score(
 
 def _training_batches(
     dataset: str, batch_size: int, source: dict[str, Any]
-) -> Callable[[], tf.data.Dataset]:
+) -> "Callable[[], tf.data.Dataset]":
     """A function whose every call gives the same batches, from the first epoch on."""
     if datasets.info(dataset).augment:
         return functools.partial(datasets.load, dataset, batch_size=batch_size, **source)
-    images, labels = (tf.constant(array) for array in datasets.load_arrays(dataset, **source))
+    constant = import_tensorflow().constant
+    images, labels = (constant(array) for array in datasets.load_arrays(dataset, **source))
     return functools.partial(_batches_in_memory, images, labels, batch_size, source["seed"])
 
 
 def _batches_in_memory(
-    images: tf.Tensor, labels: tf.Tensor, batch_size: int, seed: int
-) -> tf.data.Dataset:
+    images: "tf.Tensor", labels: "tf.Tensor", batch_size: int, seed: int
+) -> "tf.data.Dataset":
     """Batches in a new order on each pass, which depends on the seed and the pass alone."""
+    tf = import_tensorflow()
     count = len(labels)
     passes = itertools.count()
 
@@ -641,6 +647,7 @@ def _compile(
     network: keras.Model, optimizer: FreezeOptimizer, steps_per_epoch: int, epochs: int
 ) -> None:
     is_small = network.count_params() < _SMALL_NETWORK
+    is_merged = is_small and keras.backend.backend() != "torch"  # which runs one step at a time
     # On a CPU, XLA makes small steps of dense layers a tenth faster and convolutions several times
     # slower; compiling takes seconds.
     has_convolutions = any(len(variable.shape) > 2 for variable in network.trainable_variables)
@@ -649,9 +656,16 @@ def _compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        steps_per_execution=min(steps_per_epoch, _STEPS_PER_EXECUTION) if is_small else 1,
-        jit_compile=True if is_small and is_long and not has_convolutions else "auto",
+        steps_per_execution=min(steps_per_epoch, _STEPS_PER_EXECUTION) if is_merged else 1,
+        jit_compile=True if is_merged and is_long and not has_convolutions else "auto",
     )
+
+
+def _build_metrics(network: keras.Model, data: "tf.data.Dataset") -> None:
+    """Keeps `fit` on JAX and PyTorch from doing so, with a pass of the training data gone."""
+    x, y = next(data.as_numpy_iterator())
+    network.compute_metrics(x, y, network(x, training=False))
+    network.reset_metrics()
 
 
 def versions() -> dict[str, str]:
@@ -660,7 +674,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "keras_freeze": __version__,
         "keras": keras.__version__,
-        "tensorflow": tf.__version__,
+        keras.backend.backend(): backend.VERSION,
         "numpy": np.__version__,
     }
 

@@ -8,6 +8,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 VERSION = torch.__version__
 
@@ -98,7 +99,9 @@ def hessian_products(
     Raises:
         LookupError: where PyTorch has no second derivative of an operation.
     """
-    value, grads = _differentiate(loss, variables, scale, twice=True)
+    # The fused kernels of attention have no second derivative.
+    with sdpa_kernel(SDPBackend.MATH):
+        value, grads = _differentiate(loss, variables, scale, twice=True)
     # The sum itself is of no interest: a cast rounds it, not its derivative.
     projection = torch.zeros((), device=value.device)
     for gradient, vector in zip(grads, vectors, strict=True):

@@ -1,7 +1,11 @@
 """The paper's augmentation: random horizontal flips and translations up to 4 pixels."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import tensorflow as tf
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 MAX_SHIFT = 4
 
@@ -22,7 +26,7 @@ def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     return flip, shift
 
 
-def flip_and_shift(images: tf.Tensor, flip: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+def flip_and_shift(images: "tf.Tensor", flip: "tf.Tensor", shift: "tf.Tensor") -> "tf.Tensor":
     """Mirror each image left to right where `flip` says so, then move it by `shift`.
 
     What moves in from outside is zero.
@@ -36,11 +40,14 @@ def flip_and_shift(images: tf.Tensor, flip: tf.Tensor, shift: tf.Tensor) -> tf.T
         A tensor like `images`.
 
     Example:
+        >>> import tensorflow as tf
         >>> image = tf.constant([[[[1.0], [2.0]]]])
         >>> moved = flip_and_shift(image, tf.constant([True]), tf.constant([[0, 1]]))
         >>> moved[0, 0, :, 0].numpy().tolist()
         [0.0, 2.0]
     """
+    import tensorflow as tf
+
     height, width = images.shape[1:3]
     border = [MAX_SHIFT, MAX_SHIFT]
     padded = tf.pad(images, [[0, 0], border, border, [0, 0]])

@@ -5,12 +5,15 @@ import itertools
 import os
 from collections.abc import Iterator
 from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_freeze.datasets import augmentation, catalog, sources
 from keras_freeze.datasets.splitting import split_indices
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 SPLITS = ("train", "validation", "test")
 
@@ -26,7 +29,7 @@ def load(
     seed: int = 0,
     data_dir: PathLike | None = None,
     validation_fraction: float | None = None,
-) -> tf.data.Dataset:
+) -> "tf.data.Dataset":
     """Load one split of a data set, standardised, batched and ready for `fit`.
 
     The training split comes in a new random order, with new flips and shifts, on each pass over
@@ -69,7 +72,8 @@ def load(
             hand yet, with what to do.
         ConnectionError: the data set is not prepared and its host cannot be reached; raised
             within seconds, with what to do.
-        ImportError: an optional package is missing: `pip install keras_freeze[data]`.
+        ImportError: an optional package is missing: `pip install keras_freeze[data]`; or
+            TensorFlow, which `tf.data` needs on every backend.
 
     Example:
         >>> images, labels = next(iter(load("mnist_5k", split="train", batch_size=32)))
@@ -89,6 +93,7 @@ def load(
         raise ValueError(
             f"Only the training split may be augmented. Received: {augment=}, {split=}"
         )
+    tf = sources.import_tensorflow()
     images, labels, members = _select(name, split, seed, data_dir, validation_fraction)
     mean, scale = _statistics(name, _as_text(data_dir))
     passes = itertools.count()
@@ -102,9 +107,7 @@ def load(
             chosen = order[start:stop]
             yield images[chosen], labels[chosen], flip[start:stop], shift[start:stop]
 
-    def finish(
-        images: tf.Tensor, labels: tf.Tensor, flip: tf.Tensor, shift: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def finish(images: Any, labels: Any, flip: Any, shift: Any) -> tuple[Any, Any]:
         standardised = (tf.cast(images, tf.float32) - mean) * scale
         if augment:
             standardised = augmentation.flip_and_shift(standardised, flip, shift)
@@ -149,7 +152,8 @@ def load_arrays(
         Both are the caller's to change.
 
     Raises:
-        ValueError, TypeError, FileNotFoundError, ConnectionError, ImportError: as in `load`.
+        ValueError, TypeError, FileNotFoundError, ConnectionError, ImportError: as in `load`; but
+            "mnist_5k" needs no TensorFlow.
 
     Example:
         >>> x, y = load_arrays("mnist_5k", "test")

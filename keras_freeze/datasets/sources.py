@@ -57,6 +57,7 @@ def _read_mnist_5k(part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_tfds(name: str, part: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
+    import_tensorflow()
     builder = _prepared_builder(name, data_dir)
     split = part if part == "train" else _TFDS_TEST_SPLIT.get(name, part)
     count = builder.info.splits[split].num_examples
@@ -151,6 +152,23 @@ def is_reachable(host: str, port: int) -> bool:
 def _tfds_folder(builder: Any) -> Path:
     """The folder that holds `name/version` of every data set."""
     return Path(os.fspath(builder.data_path)).parents[1]
+
+
+def import_tensorflow() -> Any:
+    """The module `tensorflow`, which `tf.data` and TFDS need whatever the backend is.
+
+    Raises:
+        ImportError: if it is not installed, with what to do.
+    """
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise ImportError(
+            "This is read with tf.data, which needs TensorFlow on every Keras backend: "
+            "pip install tensorflow. Without it, datasets.load_arrays('mnist_5k') gives NumPy "
+            "arrays, and `freeze` and `fit` take arrays or a keras.utils.PyDataset of other data."
+        ) from error
+    return tensorflow
 
 
 def _missing_package(package: str) -> ImportError:

@@ -16,6 +16,7 @@ from keras_freeze.storage.header import BASE, Header
 from keras_freeze.storage.loading import check_fingerprint, check_variables, restored
 from keras_freeze.storage.network import (
     bits_of,
+    dtype_of,
     fingerprint,
     finish_loading,
     is_random_state,
@@ -95,7 +96,7 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
         places = np.flatnonzero(before != bits)
         if places.size:
             replaced.append(_Replaced(index, places, before[places], bits[places]))
-            set_bits(variable, bits)
+            set_bits(variable, bits, dtype_of(variable))
     finish_loading(model)
     _applied[model] = _Applied(os.fspath(path), container.digest, replaced)
 
@@ -130,7 +131,8 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
             )
     for part in applied.replaced:
         current[part.index][part.places] = part.before
-        set_bits(variables[part.index], current[part.index])
+        variable = variables[part.index]
+        set_bits(variable, current[part.index], dtype_of(variable))
     finish_loading(model)
     del _applied[model]
 

@@ -200,7 +200,7 @@ class Header:
     """All of it.
 
     Attributes:
-        versions: of keras_freeze, keras and tensorflow, by name.
+        versions: of keras_freeze, Keras and its backend, by name.
         generator: which generator the seeds belong to.
         model: the model as Keras serializes it, with its compile configuration.
         records: the model's variables, in order.

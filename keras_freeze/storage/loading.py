@@ -31,6 +31,7 @@ from keras_freeze.storage.header import (
 )
 from keras_freeze.storage.mask_coding import decode_masks
 from keras_freeze.storage.network import (
+    are_alike,
     as_bits,
     build_model,
     checksum,
@@ -92,8 +93,8 @@ def load(
         variables = variables_of(model)
         check_variables(header, variables)
         values = restored(header, container, base_variables)
-        for variable, bits in zip(variables, values.bits, strict=True):
-            set_bits(variable, bits)
+        for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
+            set_bits(variable, bits, record.dtype)
         finish_loading(model)
         _keep_initializers(model, variables, header.records)
         _restore_optimizer(model, header, values)
@@ -194,7 +195,8 @@ def check_variables(header: Header, variables: Sequence[Any]) -> None:
             f"{len(variables)}: {', '.join(path_of(v) for v in variables[:12])}, ..."
         )
     for record, variable in zip(header.records, variables, strict=True):
-        is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
+        has_shape = tuple(variable.shape) == record.shape
+        is_same = has_shape and are_alike(dtype_of(variable), record.dtype)
         if not is_same or not same_path(path_of(variable), record.path):
             raise FreezeFileError(
                 f"The file describes {record.path!r} of shape {record.shape} and "
@@ -313,18 +315,13 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
     if state is None:
         return
     variables = optimizer_variables(model)
-    described = [(slot.shape, _kind(slot.dtype)) for slot in state.slots]
-    if [(tuple(v.shape), _kind(dtype_of(v))) for v in variables] != described:
+    if len(variables) != len(state.slots) or not all(
+        tuple(variable.shape) == slot.shape and are_alike(dtype_of(variable), slot.dtype)
+        for variable, slot in zip(variables, state.slots, strict=False)
+    ):
         raise FreezeFileError("It holds the state of another optimizer than the one it describes.")
     for variable, slot, bits in zip(variables, state.slots, values.optimizer, strict=True):
-        dtype = dtype_of(variable)
-        value = from_bits(bits, slot.dtype).astype(numpy_dtype(dtype))
-        set_bits(variable, as_bits(value, dtype))
-
-
-def _kind(dtype: str) -> str:
-    """The dtype; of counters, which have 64 bits on TensorFlow and 32 elsewhere, their kind."""
-    return "int" if dtype in ("int32", "int64") else dtype
+        set_bits(variable, bits, slot.dtype)
 
 
 def _state(header: Header, mask: FreezeMask | None, optimizer: FreezeOptimizer) -> State:

@@ -80,9 +80,16 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
-def set_bits(variable: Any, bits: np.ndarray) -> None:
-    """Gives a variable the values of bit patterns."""
-    variable.assign(from_bits(bits, dtype_of(variable)).reshape(tuple(variable.shape)))
+def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
+    """Gives a variable the values of bit patterns of a dtype like its own."""
+    values = from_bits(bits, dtype).astype(numpy_dtype(dtype_of(variable)), copy=False)
+    variable.assign(values.reshape(tuple(variable.shape)))
+
+
+def are_alike(dtype: str, other: str) -> bool:
+    """Whether dtypes are the same but for what counts, which depends on the backend."""
+    # Iterations have 64 bits on TensorFlow, 32 elsewhere; a random state is int64, uint32 or int32.
+    return dtype == other or {dtype, other} <= {"int32", "int64", "uint32"}
 
 
 def fingerprint(variables: Sequence[Any]) -> str:

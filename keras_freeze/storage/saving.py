@@ -129,7 +129,7 @@ def save(
     write_container(path, header.to_json(), mask, exponents, mantissas)
     for plan in plans:
         if plan.is_settled:
-            set_bits(plan.variable, plan.bits)
+            set_bits(plan.variable, plan.bits, dtype_of(plan.variable))
 
 
 @dataclass
