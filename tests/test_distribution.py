@@ -452,6 +452,28 @@ def first_batch_with_nan():
 
 
 @case
+def beyond_keras():
+    """The kind of error of what Keras cannot do with several devices, ours and a bare optimizer's.
+
+    keras#20582, keras#18666.
+    """
+    kinds = {}
+    for name, inner, steps in (
+        ("accumulation", lambda: sgd(gradient_accumulation_steps=2), 1),
+        ("steps_per_execution", sgd, 3),
+    ):
+        for who, wrap in (("ours", kf.FreezeOptimizer), ("plain", lambda optimizer: optimizer)):
+            with mirrored().scope():
+                model = network()
+                model.compile(wrap(inner()), crossentropy(), steps_per_execution=steps)
+            try:
+                fit(model)
+            except Exception as error:
+                kinds[f"{name}, {who}"] = type(error).__name__
+    return kinds
+
+
+@case
 def files(folder="."):
     """Saved under a strategy; loaded without and with one."""
     strategy = mirrored()
@@ -515,6 +537,12 @@ def test_two_devices_train_as_one_does(results, name):
         "frozen zero": zero,
         "iterations": 3 if name == "zero, first batch" else 4,
     }
+
+
+@pytest.mark.parametrize("name", ["accumulation", "steps_per_execution"])
+def test_what_keras_cannot_do_on_two_devices_fails_alike(results, name):
+    kinds = results["beyond_keras"]
+    assert kinds[f"{name}, ours"] == kinds[f"{name}, plain"]
 
 
 def test_embedding_rows_train_on_two_devices(results):
