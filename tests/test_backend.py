@@ -1,0 +1,73 @@
+"""The three backends offer the same functions, so that the rest need not know which one it has."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import keras_freeze
+
+FOLDER = Path(keras_freeze.__file__).parent
+# What only `sparse_gradients` uses, and only where RESTRICTS_GRADIENTS says so.
+ONLY_TENSORFLOW = {
+    "gradient_at_zero",
+    "is_dense",
+    "take",
+    "tensor_variable",
+    "vector_of_any_length",
+    "wants_all_gradients",
+    "with_gradient",
+}
+
+
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+def functions(name):
+    """The public functions of a backend: their arguments, as written."""
+    body = tree_of(FOLDER / "backend" / f"{name}.py").body
+    return {
+        node.name: ast.unparse(node.args)
+        for node in body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("name", ["jax", "torch"])
+def test_every_backend_has_the_same_functions_with_the_same_arguments(name):
+    expected = functions("tensorflow")
+    assert expected.keys() >= ONLY_TENSORFLOW
+    for only in ONLY_TENSORFLOW:
+        del expected[only]
+    assert functions(name) == expected
+
+
+def test_frameworks_are_imported_in_the_backends_and_for_data_sets_alone():
+    importing = set()
+    for path in FOLDER.rglob("*.py"):
+        for node in ast.walk(tree_of(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if {name.split(".")[0] for name in names} & {"jax", "tensorflow", "torch"}:
+                importing.add(path.relative_to(FOLDER).as_posix())
+    assert importing == {
+        "backend/jax.py",
+        "backend/tensorflow.py",
+        "backend/torch.py",
+        "datasets/augmentation.py",
+        "datasets/loading.py",
+        "datasets/sources.py",
+        "training.py",  # for type annotations
+    }
+
+
+def test_what_tensorflow_alone_has_is_used_where_gradients_are_restricted_alone():
+    users = {
+        path.name
+        for path in FOLDER.glob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in ONLY_TENSORFLOW
+        if ast.unparse(node.value) == "backend"
+    }
+    assert users == {"sparse_gradients.py"}
