@@ -1,5 +1,8 @@
 """Settings and options of all tests."""
 
+import collections
+import hashlib
+import math
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -11,5 +14,22 @@ def pytest_addoption(parser):
     parser.addoption(
         "--whole",
         action="store_true",
-        help="Run all combinations of the contract suite and all draws, not a sample of them.",
+        help="Run all combinations of the contract suite and all cases, not a sample of them.",
     )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a test's cases that are marked `sample(share)`, keeps that share, always the same."""
+    if config.getoption("--whole"):
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            cases[item.nodeid.split("[")[0]].append(item)
+    left_out = set()
+    for of_one_test in cases.values():
+        (share,) = of_one_test[0].get_closest_marker("sample").args
+        of_one_test.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+        left_out.update(of_one_test[math.ceil(share * len(of_one_test)) :])
+    config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+    items[:] = [item for item in items if item not in left_out]
