@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from keras_freeze import backend
@@ -86,7 +87,7 @@ class FrozenWeights:
         # step more for the start. NaN counts, too.
         num_roundings = max(0, self._num_steps() - self._steps_before) + 1
         counts = [
-            int(np.count_nonzero(~(deviation <= num_roundings * np.finfo(start.dtype).eps)))
+            int(np.count_nonzero(~(deviation <= num_roundings * _limits(start).eps)))
             for deviation, start in zip(deviations, starts, strict=True)
         ]
         return counts, float(np.concatenate(deviations).max(initial=0.0))
@@ -127,12 +128,16 @@ def _common_factor(starts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -
 
 def _deviations(start: np.ndarray, value: np.ndarray, factor: float) -> np.ndarray:
     """How far values are from factor * start, relative to that."""
-    limits = np.finfo(start.dtype)
+    limits = _limits(start)
     # Below this, numbers have fewer bits, or are taken for zero.
     smallest = float(limits.tiny) / float(limits.eps)
     with np.errstate(invalid="ignore"):  # of a training that has diverged
         expected = start.astype("float64") * factor
         return np.abs(value - expected) / np.maximum(np.abs(expected), smallest)
+
+
+def _limits(array: np.ndarray) -> Any:
+    return ml_dtypes.finfo(array.dtype)  # knows bfloat16, too
 
 
 def numbered(paths: Sequence[str]) -> list[str]:

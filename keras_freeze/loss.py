@@ -120,6 +120,8 @@ def data_errors(number: int | None = None) -> Iterator[None]:
     try:
         yield
     except backend.DATA_ERRORS as error:
+        if backend.is_out_of_memory(error):
+            raise
         what = "these data" if number is None else f"batch {number}"
         raise ValueError(
             f"The model or its loss cannot be computed for {what}, for example because labels are "

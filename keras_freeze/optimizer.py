@@ -12,7 +12,6 @@ from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.optimizer_state import (
     State,
-    check_inner_variables,
     check_origin,
     from_bytes,
     read_state,
@@ -146,6 +145,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         self._generation = 0
         # Not as an attribute that `tf.train.Checkpoint` sees: it counts in this process only.
         self.__dict__["_current_generation"] = keras.Variable(0, dtype="int32", trainable=False)
+        self._trace_markers = backend.trace_markers(self._generation)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state for the variables that will be updated; called by Keras or `freeze`.
@@ -281,6 +281,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def _refuse_traced_functions(self) -> None:
         self._generation += 1
         self._current_generation.assign(self._generation)
+        self._trace_markers = backend.trace_markers(self._generation)
 
     def _follow_mask(self, before: FreezeMask | None) -> None:
         """Lets what goes by the mask know that it may have changed."""
@@ -361,7 +362,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     @property
     def mask_variables(self) -> list[Any]:
         """The variables that `state` gives again: those of the mask, and FreezeNet-WD's scalar."""
-        return [] if self._updates is None else self._updates.variables
+        return [*self._trace_markers, *([] if self._updates is None else self._updates.variables)]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `variables`, those of the inner optimizer included.
@@ -376,14 +377,16 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 f"Argument `weights` must have {len(variables)} arrays. Received: {len(weights)}."
             )
-        for variable, weight in zip(variables, weights, strict=True):
+        # Markers hold nothing, and are of another shape for each mask.
+        settable = list(zip(variables, weights, strict=True))[len(self._trace_markers) :]
+        for variable, weight in settable:
             if tuple(variable.shape) != tuple(np.shape(weight)):
                 raise ValueError(
                     f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
                     f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
                 )
         before = self.mask
-        for variable, weight in zip(variables, weights, strict=True):
+        for variable, weight in settable:
             variable.assign(weight)
         self._follow_mask(before)
 
@@ -395,6 +398,15 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
         self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def optimizers(self) -> Any:
+        """The parts of an inner `MultiOptimizer`, whose rates Keras's callbacks set.
+
+        Raises:
+            AttributeError: for another inner optimizer, which has none.
+        """
+        return self.inner_optimizer.optimizers
 
     @property
     def iterations(self) -> Any:
@@ -439,7 +451,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         Warns where training has found no mask.
         """
         self.inner_optimizer.finalize_variable_values(var_list)
-        if isinstance(self._updates, FullShapeUpdate) and self._updates.is_undecided:
+        if isinstance(self._updates, FullShapeUpdate) and self._updates.is_decided is False:
             warnings.warn(
                 "No step has decided which weights are trained, and nothing was trained: no batch "
                 "had gradients that are finite. Look for NaN or infinite values in the data, the "
@@ -483,8 +495,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             store: what `write_state` has written.
             is_deferred: whether these variables are loaded even if they are created later.
         """
-        state, inner = read_state(store), self.inner_optimizer
-        check_origin(store, self._parameters, inner, is_loaded=self.built or is_deferred)
+        state = read_state(store)
+        is_loaded = self.built or is_deferred
+        check_origin(store, self._parameters, self.inner_optimizer, is_loaded=is_loaded)
         if is_deferred and self._must_rebuild(state):
             raise ValueError(
                 "The checkpoint was saved with other numbers of trained weights, or the other way "
@@ -493,14 +506,22 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                 "compiled, before the first step and without a call to `freeze`."
             )
         self.restore(state)
-        if self.built:
-            check_inner_variables(store, inner)
 
     @property
     def _parameters(self) -> Sequence[Parameter]:
         return [] if self._updates is None else self._updates.parameters
 
-    # `tf.train.Checkpoint` calls these two. It saves the variables by itself, but for the mask's.
+    # TensorFlow calls these three. It saves the variables by itself, but for the mask's.
+    def _trackable_children(self, save_type: str = "checkpoint", **arguments: Any) -> Any:
+        children = super()._trackable_children(save_type, **arguments)
+        if save_type == "checkpoint":
+            return children
+        # A SavedModel needs all that its functions read.
+        blocks = [] if self.compact_update is None else self.compact_update.blocks.values()
+        read = [v.value for v in (self._current_generation, *self.mask_variables)]
+        read += [variable for block in blocks for variable in block.variables]
+        return {**children, **{f"read_{number}": v for number, v in enumerate(read)}}
+
     def _serialize_to_tensors(self) -> dict[str, Any]:
         store: dict[str, Any] = {}
         with backend.eager_scope():

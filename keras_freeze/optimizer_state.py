@@ -135,21 +135,14 @@ def check_origin(
         for position in range(max(len(saved), len(parameters))):
             _check_variable(saved, parameters, position)
     described = header.get("inner")
-    if described is None or described["classes"] == _classes(inner):
+    if described is None:
         return
-    if is_loaded or len(described["variables"]) == len(inner.variables):
+    if described["classes"] != _classes(inner):
+        if is_loaded or len(described["variables"]) == len(inner.variables):
+            raise _other_optimizer(described, inner)
+    # With other settings it has other kinds of variables. How many follows from the mask.
+    elif inner.built and set(described["variables"]) != set(_names(inner)):
         raise _other_optimizer(described, inner)
-
-
-def check_inner_variables(store: Any, inner: Any) -> None:
-    """Compares the inner optimizer's variables with those of a state that was taken over.
-
-    Raises:
-        ValueError: if other variables were saved, as happens with other settings.
-    """
-    saved = _read_header(store).get("inner")
-    if saved is not None and saved["variables"] != _names(inner):
-        raise _other_optimizer(saved, inner)
 
 
 def _check_variable(saved: Sequence[Any], parameters: Sequence[Parameter], position: int) -> None:

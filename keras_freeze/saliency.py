@@ -160,7 +160,7 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
     """
     function = CRITERIA[criterion] if isinstance(criterion, str) else criterion
     assert not isinstance(function, GraSP)
-    weights = ops.cast(ops.convert_to_tensor(weights), "float32")
+    weights = ops.cast(ops.stop_gradient(ops.convert_to_tensor(weights)), "float32")
     gradients = ops.zeros_like(weights) if gradients is None else ops.cast(gradients, "float32")
     scores = function(weights, gradients)
     if scores is None:

@@ -212,14 +212,12 @@ class Block:
         self._takes_rows = takes_rows
         self._takes_columns = takes_columns
         # Another mask may have as many trained entries in more rows.
-        self._indices, self._rows, self._columns, self._inside = (
-            backend.vector_of_any_length(part) for part in self._parts(trained)
-        )
+        self.variables = [backend.vector_of_any_length(part) for part in self._parts(trained)]
+        self._indices, self._rows, self._columns, self._inside = self.variables
 
     def assign(self, trained: np.ndarray) -> None:
         """Takes over another mask with as many trained weights."""
-        variables = (self._indices, self._rows, self._columns, self._inside)
-        for variable, part in zip(variables, self._parts(trained), strict=True):
+        for variable, part in zip(self.variables, self._parts(trained), strict=True):
             variable.assign(part)
 
     def gradient(self, inputs: Any, upstream: Any) -> Any:

@@ -481,7 +481,8 @@ def prepare(
     )
     _compile(network, optimizer, steps, recipe.epochs)
     freeze(network, all_batches(), steps=_batches_to_score(criterion, facts, recipe, all_batches()))
-    _build_metrics(network, all_batches())
+    if keras.backend.backend() != "tensorflow":
+        _build_metrics(network, all_batches())
     if reinitializer is not None:
         reinitialize(network, reinitializer, seed=(int(seed) + _OTHER_SEED) % 2**32)
     return Setup(

@@ -400,7 +400,7 @@ class FullShapeUpdate(Update):
         self._decided.assign(True)
 
     def apply(self, step: Step) -> None:
-        if not self.found or (self._is_partial(step) and self._is_decided()):
+        if not self.found or (self._is_partial(step) and self.is_decided):
             self._step(step)
             return
         gradients = [gradient for gradient, _, _ in step]
@@ -420,14 +420,11 @@ class FullShapeUpdate(Update):
         """Whether a step leaves out weights, so that it cannot decide about them."""
         return not self._candidates.keys() <= {position for _, _, position in step}
 
-    def _is_decided(self) -> bool:
-        return bool(backend.known_value(self._decided))
-
     @property
-    def is_undecided(self) -> bool:
-        """Whether there is certainly no mask yet."""
+    def is_decided(self) -> bool | None:
+        """Whether there is a mask; None where that cannot be known."""
         decided = backend.known_value(self._decided)
-        return decided is not None and not decided
+        return None if decided is None else bool(decided)
 
     def retire(self) -> None:
         for mask in self._masks.values():

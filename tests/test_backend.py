@@ -26,10 +26,11 @@ def tree_of(path):
 
 def functions(name):
     """The public functions of a backend: their arguments, as written."""
-    body = tree_of(FOLDER / "backend" / f"{name}.py").body
+    parts = [name] if name == "tensorflow" else [name, "without_graphs"]
     return {
         node.name: ast.unparse(node.args)
-        for node in body
+        for part in parts
+        for node in tree_of(FOLDER / "backend" / f"{part}.py").body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
     }
 

@@ -17,6 +17,8 @@ from keras_freeze.experiments.work import overview, work_of
 from keras_freeze.runs import MEASURES, Results, Run
 from keras_freeze.training import LEARNING_RATES
 
+pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA_DIR = ROOT.parent / "shared/data/tensorflow_datasets"
 SUBSET = ROOT.parent / "shared/data/tiny-imagenet-200-subset.tar.gz"
@@ -846,6 +848,7 @@ def run_and_show(experiment, label, folder, data_dir):
     return record["result"], table[2][table[0].index(label)]
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 def test_vgg16_d_trains_on_cifar_10_by_its_experiment(tmp_path, small_batches):
     if not (DATA_DIR / "cifar10").is_dir():
         pytest.skip(f"{DATA_DIR / 'cifar10'} is missing")
@@ -856,6 +859,7 @@ def test_vgg16_d_trains_on_cifar_10_by_its_experiment(tmp_path, small_batches):
     assert cell.startswith(f"{100 * result['test_accuracy']:.2f}")
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 def test_resnet34_trains_on_tiny_imagenet_by_its_experiment(tmp_path, small_batches):
     if not SUBSET.is_file():
         pytest.skip(f"{SUBSET} is missing")

@@ -133,6 +133,7 @@ def test_progress_names_each_way_and_learning_rate_and_nothing_else_is_on_standa
     assert len(lines) > 2 * len(ways)
 
 
+@pytest.mark.sample(0.25)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -8,6 +8,8 @@ from keras import layers
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+
 
 def make_data(size=64, seed=0):
     rng = np.random.default_rng(seed)

@@ -27,6 +27,8 @@ import keras_freeze as kf
 from keras_freeze.callbacks import GradientFlowHistory
 from keras_freeze.gradient_flow import gradient_flow
 
+pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+
 
 def plain_model(seed=0):
     """tanh(x W1 + b1) W2 + b2: small enough for backpropagation by hand."""

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
+
 
 def make_data(seed=0):
     rng = np.random.default_rng(seed)
@@ -379,6 +381,34 @@ def test_rebuilt_optimizer_can_be_exported_and_checkpointed(tmp_path, what):
     train(model)
     train(loaded)
     assert weights_equal(loaded, model)
+
+
+def test_a_training_step_can_be_exported(tmp_path):
+    """A SavedModel that trains holds all that the step reads, the check for stale traces too."""
+    model = start("compact")
+    optimizer = model.optimizer
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x, y = make_data()
+
+    class Trainer(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.optimizer = model, optimizer
+
+        @tf.function(input_signature=[tf.TensorSpec(x.shape), tf.TensorSpec(y.shape, tf.int32)])
+        def step(self, x, y):
+            with tf.GradientTape() as tape:
+                value = loss(y, self.model(x, training=True))
+            variables = self.model.trainable_variables
+            self.optimizer.apply(tape.gradient(value, variables), variables)
+            return value
+
+    trainer = Trainer()
+    trainer.step(x, y)
+    tf.saved_model.save(trainer, tmp_path / "trainer")
+    loaded = tf.saved_model.load(tmp_path / "trainer")
+    values = [float(each.step(x, y)) for _ in range(3) for each in (trainer, loaded)]
+    np.testing.assert_allclose(values[::2], values[1::2], rtol=1e-5)
 
 
 class Boosted(keras.optimizers.SGD):

@@ -15,6 +15,8 @@ from keras import layers
 import keras_freeze as kf
 from keras_freeze.storage.container import read_container, write_container
 
+pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
+
 
 def trained(model, *, optimizer=None, reinitialize=True, freeze=True):
     """The model, frozen and trained for a few steps."""
@@ -77,6 +79,7 @@ def test_models_as_keras_drew_them_train_on_in_a_fresh_process(tmp_path):
     assert_comes_back_in_a_fresh_process(models, tmp_path)
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 def test_the_networks_of_the_paper_come_back_in_a_fresh_process(tmp_path):
     shapes = {"vgg16_d": (32, 32, 3), "resnet34": (16, 16, 3)}
     models = {}

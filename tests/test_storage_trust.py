@@ -35,7 +35,10 @@ SECTIONS = ("header", "mask", "exponents", "mantissas")
 DICTIONARY = Path(kf.storage.__file__).with_name("header_dictionary.txt").read_bytes()
 
 # Keras reads every variable with it.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.sample(0.5),  # `--whole` runs all
+]
 
 READERS = (kf.load, kf.FreezeMask.load, kf.storage.inspect)
 NUM_CORRUPTIONS = 4_000  # of each of three files

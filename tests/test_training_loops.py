@@ -27,6 +27,8 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
+
 BATCH, EPOCHS = 12, 2
 each_way = pytest.mark.parametrize("way", ["freeze", "first_batch"])
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_examples import run
 
 from keras_freeze.runs import Results, Run
@@ -61,6 +62,7 @@ def test_the_tables_have_test_accuracies_and_the_best_in_validation(tmp_path):
     assert len(results) == 8
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 def test_a_search_is_of_each_rate_and_is_repeated_only_if_flags_differ(tmp_path):
     def search(*flags):
         flags = ("--search=random", *SHORT, *flags, f"--output_dir={tmp_path}")

@@ -11,41 +11,17 @@ import keras
 import numpy as np
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
+from keras_freeze.backend.without_graphs import *  # noqa: F403
+
 VERSION = jax.__version__
 
 # What JAX raises where data do not suit a model.
-DATA_ERRORS: tuple[Any, ...] = (TypeError, jax.errors.JaxRuntimeError)
-
-RESTRICTS_GRADIENTS = False
+DATA_ERRORS: tuple[Any, ...] = (jax.errors.JaxRuntimeError,)
 
 
-def cause_of(error: Any) -> str:
-    """What was wrong with the data, from one of `DATA_ERRORS`."""
-    return str(error).strip()
-
-
-def eager_scope() -> contextlib.AbstractContextManager[None]:
-    """A scope that leaves the graph being traced. Keras builds optimizers before it traces."""
-    return contextlib.nullcontext()
-
-
-def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
-    """`keras.distribution` needs no check: JAX divides the work of one program by itself."""
-
-
-def outside_strategy() -> contextlib.AbstractContextManager[None]:
-    """A scope in which no strategy of `tf.distribute` is in force."""
-    return contextlib.nullcontext()
-
-
-def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
-    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
-    return contextlib.nullcontext()
-
-
-def num_replicas() -> int:
-    """How many replicas take part in this step: one program computes for all devices."""
-    return 1
+def is_out_of_memory(error: Any) -> bool:
+    """Whether one of `DATA_ERRORS` is about memory and not about the data."""
+    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
@@ -200,10 +176,6 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return _from_bits(jnp.where(_tensor(condition), _as_bits(yes), _as_bits(no)), yes.dtype)
 
 
-def zero_after(variables: Sequence[Any]) -> None:
-    """Needless: None."""
-
-
 def scatter(variable: Any, indices: Any, values: Any) -> None:
     """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
     _assign_flat(variable, indices, values, variable.value)
@@ -250,17 +222,13 @@ def require(condition: Any, message: str) -> None:
         raise ValueError(message)
 
 
-def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """A scope whose operations run after `operations`; JAX runs these by itself."""
-    return contextlib.nullcontext()
+def trace_markers(generation: int) -> list[Any]:
+    """Variables for whose sake functions that were traced for an earlier mask are traced again.
 
-
-def is_traced() -> bool:
-    """Whether a graph is being built that may be executed when its variables are gone.
-
-    JAX's functions are given the state they work on.
+    They are part of the state that such a function is given, and their shape is another one for
+    each mask.
     """
-    return False
+    return [keras.Variable(np.zeros((0, generation)), trainable=False, name="generation")]
 
 
 def known_value(variable: Any) -> np.ndarray | None:

@@ -21,6 +21,11 @@ DATA_ERRORS: tuple[Any, ...] = (tf.errors.OpError,)
 RESTRICTS_GRADIENTS = True
 
 
+def is_out_of_memory(error: Any) -> bool:
+    """Whether one of `DATA_ERRORS` is about memory and not about the data."""
+    return isinstance(error, tf.errors.ResourceExhaustedError)
+
+
 def cause_of(error: Any) -> str:
     """What was wrong with the data, from one of `DATA_ERRORS`."""
     # In a graph, the cause stands between a stack of calls and the name of a node.
@@ -467,6 +472,11 @@ def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
 def is_traced() -> bool:
     """Whether a graph is being built that may be executed when its variables are gone."""
     return not tf.executing_eagerly()
+
+
+def trace_markers(generation: int) -> list[Any]:
+    """Needless: functions that were traced for an earlier mask fail by themselves."""
+    return []
 
 
 def known_value(variable: Any) -> np.ndarray | None:

@@ -10,41 +10,17 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from keras_freeze.backend.without_graphs import *  # noqa: F403
+
 VERSION = torch.__version__
 
 # What PyTorch raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (RuntimeError, IndexError)
 
-RESTRICTS_GRADIENTS = False
 
-
-def cause_of(error: Any) -> str:
-    """What was wrong with the data, from one of `DATA_ERRORS`."""
-    return str(error).strip()
-
-
-def eager_scope() -> contextlib.AbstractContextManager[None]:
-    """A scope that leaves the graph being traced; here there is none."""
-    return contextlib.nullcontext()
-
-
-def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
-    """Here there are no strategies to check."""
-
-
-def outside_strategy() -> contextlib.AbstractContextManager[None]:
-    """A scope in which no strategy of `tf.distribute` is in force."""
-    return contextlib.nullcontext()
-
-
-def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
-    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
-    return contextlib.nullcontext()
-
-
-def num_replicas() -> int:
-    """How many replicas take part in this step: DistributedDataParallel averages by itself."""
-    return 1
+def is_out_of_memory(error: Any) -> bool:
+    """Whether one of `DATA_ERRORS` is about memory, or the program, and not about the data."""
+    return isinstance(error, (torch.OutOfMemoryError, NotImplementedError, RecursionError))
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
@@ -153,10 +129,6 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return torch.where(_tensor(condition), _tensor(yes).detach(), _tensor(no).detach())
 
 
-def zero_after(variables: Sequence[Any]) -> None:
-    """Needless: None."""
-
-
 def scatter(variable: Any, indices: Any, values: Any) -> None:
     """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
     tensor = variable.value.detach()
@@ -189,14 +161,9 @@ def require(condition: Any, message: str) -> None:
         raise ValueError(message)
 
 
-def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """A scope whose operations run after `operations`, as they do here in any case."""
-    return contextlib.nullcontext()
-
-
-def is_traced() -> bool:
-    """Whether a graph is being built that may be executed when its variables are gone."""
-    return False
+def trace_markers(generation: int) -> list[Any]:
+    """Needless: nothing is traced."""
+    return []
 
 
 def known_value(variable: Any) -> np.ndarray | None:

@@ -31,7 +31,7 @@ from keras_freeze.storage.header import (
 )
 from keras_freeze.storage.mask_coding import decode_masks
 from keras_freeze.storage.network import (
-    are_alike,
+    are_integers,
     as_bits,
     build_model,
     checksum,
@@ -39,6 +39,7 @@ from keras_freeze.storage.network import (
     fingerprint,
     finish_loading,
     from_bits,
+    is_random_state,
     numpy_dtype,
     optimizer_variables,
     set_bits,
@@ -195,8 +196,9 @@ def check_variables(header: Header, variables: Sequence[Any]) -> None:
             f"{len(variables)}: {', '.join(path_of(v) for v in variables[:12])}, ..."
         )
     for record, variable in zip(header.records, variables, strict=True):
-        has_shape = tuple(variable.shape) == record.shape
-        is_same = has_shape and are_alike(dtype_of(variable), record.dtype)
+        is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
+        if is_random_state(variable):
+            is_same = are_integers(dtype_of(variable), record.dtype)
         if not is_same or not same_path(path_of(variable), record.path):
             raise FreezeFileError(
                 f"The file describes {record.path!r} of shape {record.shape} and "
@@ -316,7 +318,8 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
         return
     variables = optimizer_variables(model)
     if len(variables) != len(state.slots) or not all(
-        tuple(variable.shape) == slot.shape and are_alike(dtype_of(variable), slot.dtype)
+        tuple(variable.shape) == slot.shape
+        and (dtype_of(variable) == slot.dtype or are_integers(dtype_of(variable), slot.dtype))
         for variable, slot in zip(variables, state.slots, strict=False)
     ):
         raise FreezeFileError("It holds the state of another optimizer than the one it describes.")

@@ -81,15 +81,24 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
-    """Gives a variable the values of bit patterns of a dtype like its own."""
-    values = from_bits(bits, dtype).astype(numpy_dtype(dtype_of(variable)), copy=False)
+    """Gives a variable the values of bit patterns of its dtype, or of another integer.
+
+    Raises:
+        FreezeFileError: if its own integers are too short for a value.
+    """
+    saved = from_bits(bits, dtype)
+    values = saved.astype(numpy_dtype(dtype_of(variable)), copy=False)
+    if dtype != dtype_of(variable) and not np.array_equal(values, saved):
+        raise FreezeFileError(
+            f"{path_of(variable)!r} is saved as {dtype}, with values that {dtype_of(variable)} "
+            "does not have."
+        )
     variable.assign(values.reshape(tuple(variable.shape)))
 
 
-def are_alike(dtype: str, other: str) -> bool:
-    """Whether dtypes are the same but for what counts, which depends on the backend."""
-    # Iterations have 64 bits on TensorFlow, 32 elsewhere; a random state is int64, uint32 or int32.
-    return dtype == other or {dtype, other} <= {"int32", "int64", "uint32"}
+def are_integers(dtype: str, other: str) -> bool:
+    """Whether both are dtypes of counters and random states, which differ between backends."""
+    return {dtype, other} <= {"int32", "int64", "uint32"}
 
 
 def fingerprint(variables: Sequence[Any]) -> str:

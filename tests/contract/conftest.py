@@ -3,7 +3,7 @@
 import axes
 
 # About a minute a backend on two cores.
-SAMPLE = {"tensorflow": 60, "jax": 40, "torch": 200}
+SAMPLE = {"tensorflow": 40, "jax": 20, "torch": 200}
 
 
 def pytest_generate_tests(metafunc):

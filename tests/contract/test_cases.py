@@ -28,6 +28,8 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+
 each_way = pytest.mark.parametrize("way", axes.WAYS)
 HALF = 0.5
 
@@ -406,6 +408,62 @@ def test_models_from_legacy_h5_files_train_with_no_optimizer(make, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.h5")
     with pytest.raises((KeyError, ValueError), match=r"Unknown variable|corresponding 1:1"):
         fit(loaded, x, y)
+
+
+def test_a_step_that_was_compiled_for_an_earlier_mask_moves_nothing_that_is_frozen():
+    if axes.BACKEND != "jax":
+        pytest.skip("the functions of the other backends have tests of their own, or none to keep")
+    import jax
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), kl.Dense(4, use_bias=False, name="a")])
+    model.add(kl.Dense(4, use_bias=False, name="b"))
+    optimizer = freezing(inner=keras.optimizers.SGD(0.1))
+    chosen = np.arange(16).reshape(4, 4) < 5
+    variables = model.trainable_variables
+    step = jax.jit(
+        lambda state, gradients, values: optimizer.stateless_apply(state, gradients, values)
+    )
+    for name in ("a", "b"):  # as many entries of another kernel: every shape is the same
+        mask = {f"{name}/kernel": chosen}
+        kf.freeze(model, mask=mask, overwrite=True, loss="mse", optimizer=optimizer)
+        before = values_of(variables)
+        values, _ = step(
+            [v.value for v in optimizer.variables],
+            [keras.ops.ones(v.shape) for v in variables],
+            [v.value for v in variables],
+        )
+        position = "ab".index(name)
+        moved = np.asarray(values[position]) != before[position]
+        assert np.array_equal(moved, chosen)
+
+
+def test_an_optimizers_weights_can_be_set_after_its_mask_was_replaced():
+    model, x, y = frozen_model()
+    optimizer = model.optimizer
+    kept = values_of(optimizer.variables)
+    kf.freeze(model, mask=kf.get_mask(model), overwrite=True)
+    fit(model, x, y)
+    optimizer.set_weights(kept)
+    for old, variable in zip(kept, optimizer.variables, strict=True):
+        if old.size:
+            assert same_bits(old, value_of(variable))
+
+
+def test_a_criterion_is_given_tensors_without_a_history():
+    model, x, y = model_and_data()
+    seen = []
+
+    def criterion(weights, gradients):
+        seen.append((weights, gradients))
+        return keras.ops.abs(weights)
+
+    model.compile(freezing(criterion=criterion), loops.loss())
+    kf.freeze(model, x, y)
+    for weights, gradients in seen:
+        for tensor in (weights, gradients):
+            assert not getattr(tensor, "requires_grad", False)
+            assert keras.backend.standardize_dtype(tensor.dtype) == "float32"
 
 
 # What is done to a frozen model

@@ -8,9 +8,10 @@ from processes import run_python
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "jax", reason="keras.distribution is for JAX"
-)
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX"),
+    pytest.mark.sample(0.5),  # `--whole` runs all
+]
 
 BATCH = 12
 WAYS = ("freeze", "first_batch")

@@ -9,6 +9,8 @@ from helpers import same_bits, values_of
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.sample(0.6)  # `--whole` runs all
+
 
 def model_of(dtype="float32"):
     model, x, y = axes.build("dense", dtype)

@@ -165,7 +165,9 @@ def check_callbacks(folder):
     model = frozen_model("first_batch")
     kf.freeze(model, x, y)
     flow = kf.callbacks.GradientFlowHistory(x, y, batch_size=len(x))
-    history = model.fit(x, y, epochs=2, verbose=0, callbacks=[flow]).history
+    board = kf.callbacks.FreezeBoard(folder, x, y)
+    history = model.fit(x, y, epochs=2, verbose=0, callbacks=[flow, board]).history
+    assert len(list(Path(folder, "freeze").iterdir())) == 1
     assert flow.history["epoch"] == [0, 1, 2]
     assert history["gradient_flow"] == flow.history["gradient_flow"][1:]
     last = kf.gradient_flow(model, x, y, batch_size=len(x))

@@ -1,0 +1,50 @@
+"""What JAX and PyTorch have in common: no `tf.distribute`, and no graph that outlives it."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+RESTRICTS_GRADIENTS = False
+
+
+def cause_of(error: Any) -> str:
+    """What was wrong with the data, from one of `DATA_ERRORS`."""
+    return str(error).strip()
+
+
+def eager_scope() -> contextlib.AbstractContextManager[None]:
+    """A scope that leaves the graph being traced. Keras builds optimizers before it traces."""
+    return contextlib.nullcontext()
+
+
+def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """There are no strategies to check: `keras.distribution` divides the work of one program."""
+
+
+def outside_strategy() -> contextlib.AbstractContextManager[None]:
+    """A scope in which no strategy of `tf.distribute` is in force."""
+    return contextlib.nullcontext()
+
+
+def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
+    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
+    return contextlib.nullcontext()
+
+
+def num_replicas() -> int:
+    """How many replicas there are whose gradients an optimizer sums."""
+    return 1
+
+
+def zero_after(variables: Sequence[Any]) -> None:
+    """Needless: None."""
+
+
+def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """A scope whose operations run after `operations`, which have run or see to it themselves."""
+    return contextlib.nullcontext()
+
+
+def is_traced() -> bool:
+    """Whether a graph is being built that may be executed when its variables are gone."""
+    return False
