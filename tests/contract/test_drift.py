@@ -15,7 +15,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-DRAWS = {"tensorflow": 12, "jax": 8, "torch": 180}
+DRAWS = {"tensorflow": 16, "jax": 4, "torch": 180}
 WHOLE = 200
 
 ACTIVATIONS = ["relu", "tanh", "gelu", "linear"]
