@@ -1,13 +1,10 @@
 """The ways to train a model by which the contract suite goes."""
 
 import keras
+from helpers import crossentropy
 
 BATCH = 8
 EPOCHS = 2
-
-
-def loss():
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def _compiled(optimizer, **arguments):
@@ -15,7 +12,7 @@ def _compiled(optimizer, **arguments):
         model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0)
 
     def prepare(model):
-        model.compile(optimizer, loss(), **arguments)
+        model.compile(optimizer, crossentropy(), **arguments)
 
     return prepare, train
 
@@ -26,7 +23,7 @@ def _on_batches(optimizer):
             for batch in batches(x, y):
                 model.train_on_batch(*batch)
 
-    return lambda model: model.compile(optimizer, loss()), train
+    return lambda model: model.compile(optimizer, crossentropy()), train
 
 
 def batches(x, y):
@@ -50,7 +47,7 @@ def _custom(optimizer):
 def _tensorflow_step(model, optimizer):
     import tensorflow as tf
 
-    loss_function = loss()
+    loss_function = crossentropy()
 
     @tf.function
     def step(x, y):
@@ -65,7 +62,7 @@ def _tensorflow_step(model, optimizer):
 def _jax_step(model, optimizer):
     import jax
 
-    loss_function = loss()
+    loss_function = crossentropy()
     optimizer.build(model.trainable_variables)
 
     def loss_of(trainable, others, state, x, y):
@@ -92,7 +89,7 @@ def _jax_step(model, optimizer):
 def _torch_step(model, optimizer):
     import torch
 
-    loss_function = loss()
+    loss_function = crossentropy()
 
     def step(x, y):
         model.zero_grad()

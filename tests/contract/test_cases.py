@@ -17,6 +17,7 @@ import pytest
 from helpers import (
     assert_frozen_bits_kept,
     assert_trained_moved,
+    crossentropy,
     equals_by_hand,
     is_weight,
     mask_by_hand,
@@ -47,7 +48,7 @@ def freezing(rate=HALF, inner=None, **arguments):
 def frozen_model(way="freeze", **arguments):
     """A model, compiled, with a mask by `freeze`, or one that its first batch will find."""
     model, x, y = model_and_data()
-    model.compile(freezing(**arguments), loops.loss())
+    model.compile(freezing(**arguments), crossentropy())
     if way == "freeze":
         kf.freeze(model, x[: loops.BATCH], y[: loops.BATCH])
     return model, x, y
@@ -110,7 +111,7 @@ def values_after_arrays(way):
 @pytest.mark.parametrize("kind", INPUTS)
 def test_every_input_of_fit_gives_what_arrays_give(kind, way):
     model, x, y = model_and_data()
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     before = values_of(model.trainable_variables)
     if way == "freeze":
         kf.freeze(model, INPUTS[kind](x, y))
@@ -146,7 +147,7 @@ def test_the_mask_is_equation_1_by_central_differences(kind, way):
     _, x, y = model_and_data()
     of_class = np.array([5.0, 0.25, 1.0])
     weights = np.ones(len(y)) if kind == "none" else of_class[y]
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     given = {} if kind == "none" else {kind: weights}
     if kind == "class_weight":
         given = {kind: dict(enumerate(of_class))}
@@ -166,7 +167,7 @@ def test_several_losses_decide_together(way):
     body = kl.Dense(8, activation="tanh", name="body")(inputs)
     outputs = {name: kl.Dense(3, name=name)(body) for name in ("first", "second")}
     model = keras.Model(inputs, outputs)
-    losses = dict.fromkeys(outputs, loops.loss())
+    losses = dict.fromkeys(outputs, crossentropy())
     model.compile(freezing(), losses, loss_weights={"first": 1.0, "second": 0.0})
     _, x, y = model_and_data()
     targets = dict.fromkeys(outputs, y)
@@ -186,7 +187,7 @@ def test_a_rate_of_zero_is_the_bare_optimizer_bit_for_bit(name):
     values = []
     for wrap in (lambda inner: inner, lambda inner: kf.FreezeOptimizer(inner, 0.0)):
         model, x, y = model_and_data()
-        model.compile(wrap(axes.OPTIMIZERS[name]()), loops.loss())
+        model.compile(wrap(axes.OPTIMIZERS[name]()), crossentropy())
         fit(model, x, y)
         values.append(values_of(model.variables))
     for ours, theirs in zip(*values, strict=True):
@@ -219,7 +220,7 @@ def test_a_gradient_with_nan_moves_no_frozen_weight():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_freeze_refuses_data_that_are_not_finite_and_changes_nothing(value):
     model, x, y = model_and_data()
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     before = values_of(model.variables)
     x[0, 0] = value
     with pytest.raises(ValueError, match=r"is nan|is inf|not finite"):
@@ -233,7 +234,7 @@ def test_freeze_refuses_data_that_are_not_finite_and_changes_nothing(value):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_first_batch_that_is_not_finite_trains_nothing(value, run_eagerly):
     model, x, y = model_and_data()
-    model.compile(freezing(), loops.loss(), run_eagerly=run_eagerly)
+    model.compile(freezing(), crossentropy(), run_eagerly=run_eagerly)
     before = values_of(model.trainable_variables)
     x[0, 0] = value
     message = "not finite in the first batch"
@@ -251,7 +252,7 @@ def test_a_first_batch_that_is_not_finite_trains_nothing(value, run_eagerly):
 @pytest.mark.filterwarnings("ignore:The saliency")
 def test_training_without_a_finite_batch_warns_at_its_end():
     model = model_and_data()[0]
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
     with pytest.warns(RuntimeWarning, match="nothing was trained"):
@@ -261,7 +262,7 @@ def test_training_without_a_finite_batch_warns_at_its_end():
 @each_way
 def test_equal_scores_go_to_the_first_weights(way):
     model, x, y = model_and_data()
-    model.compile(freezing(criterion=lambda w, g: keras.ops.ones_like(w)), loops.loss())
+    model.compile(freezing(criterion=lambda w, g: keras.ops.ones_like(w)), crossentropy())
     if way == "freeze":
         kf.freeze(model, x, y)
     fit(model, x, y)
@@ -294,7 +295,7 @@ def test_loaded_weights_are_where_the_next_step_starts():
 def test_compiling_anew_starts_anew_unless_the_mask_is_handed_on():
     model, x, y = frozen_model()
     mask = kf.get_mask(model)
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     assert kf.get_mask(model) is None
     kf.freeze(model, mask=mask)
     before = values_of(model.trainable_variables)
@@ -305,7 +306,7 @@ def test_compiling_anew_starts_anew_unless_the_mask_is_handed_on():
 def outcome_with_two_models(optimizer):
     for number in range(2):
         model, x, y = model_and_data()
-        model.compile(optimizer, loops.loss())
+        model.compile(optimizer, crossentropy())
         try:
             fit(model, x, y)
         except Exception as error:
@@ -323,7 +324,7 @@ def test_layers_made_untrainable_keep_all_their_weights():
     model, x, y = frozen_model("first_batch")
     fit(model, x, y)
     model.layers[0].trainable = False
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     before = values_of(model.layers[0].weights)
     fit(model, x, y)
     for old, new in zip(before, values_of(model.layers[0].weights), strict=True):
@@ -389,7 +390,7 @@ def test_saved_and_loaded_models_train_on_identically(way, tmp_path):
 def test_a_freeze_file_brings_weights_and_mask_back(tmp_path):
     model, x, y = model_and_data()
     kf.reinitialize(model, seed=5)
-    model.compile(freezing(), loops.loss())
+    model.compile(freezing(), crossentropy())
     kf.freeze(model, x, y)
     fit(model, x, y)
     kf.save(model, tmp_path / "model.freeze")
@@ -402,7 +403,7 @@ def test_a_freeze_file_brings_weights_and_mask_back(tmp_path):
 @pytest.mark.parametrize("make", [freezing, keras.optimizers.SGD], ids=["freezing", "plain"])
 def test_models_from_legacy_h5_files_train_with_no_optimizer(make, tmp_path):
     model, x, y = model_and_data()
-    model.compile(make(), loops.loss())
+    model.compile(make(), crossentropy())
     fit(model, x, y)
     model.save(tmp_path / "model.h5")
     loaded = keras.models.load_model(tmp_path / "model.h5")
@@ -458,7 +459,7 @@ def test_a_criterion_is_given_tensors_without_a_history():
         seen.append((weights, gradients))
         return keras.ops.abs(weights)
 
-    model.compile(freezing(criterion=criterion), loops.loss())
+    model.compile(freezing(criterion=criterion), crossentropy())
     kf.freeze(model, x, y)
     for weights, gradients in seen:
         for tensor in (weights, gradients):
@@ -498,7 +499,7 @@ def flow_by_hand(model, x, y, mask):
     for batch in loops.batches(x, y):
         copied = keras.models.clone_model(model)
         copied.set_weights(model.get_weights())
-        copied.compile(keras.optimizers.SGD(1.0), loops.loss())
+        copied.compile(keras.optimizers.SGD(1.0), crossentropy())
         before = values_of(copied.trainable_variables)
         copied.train_on_batch(*batch)
         gradients = [
@@ -521,7 +522,7 @@ def test_the_mask_is_the_same_in_both_ways_and_by_hand():
         masks.append(kf.get_mask(model))
     assert masks[0] == masks[1]
     copied, _, _ = model_and_data()
-    copied.compile(keras.optimizers.SGD(1.0), loops.loss())
+    copied.compile(keras.optimizers.SGD(1.0), crossentropy())
     copied.train_on_batch(x[: loops.BATCH], y[: loops.BATCH])
     after = values_of([v for v in copied.trainable_variables if is_weight(v)])
     gradients = [old - new for old, new in zip(starts, after, strict=True)]

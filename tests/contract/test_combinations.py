@@ -7,7 +7,7 @@ import axes
 import keras
 import loops
 import pytest
-from helpers import assert_frozen_bits_kept, is_weight, same_bits, values_of
+from helpers import assert_frozen_bits_kept, crossentropy, is_weight, same_bits, values_of
 
 import keras_freeze as kf
 
@@ -52,7 +52,7 @@ def check(name, layer, dtype, loop, way):
 
     def freeze(model, x, y):
         if way == "freeze":
-            kf.freeze(model, x, y, loss=loops.loss(), optimizer=whole)
+            kf.freeze(model, x, y, loss=crossentropy(), optimizer=whole)
 
     variables, before, after = train(whole, layer, dtype, loop, freeze)
     mask = freezing.mask

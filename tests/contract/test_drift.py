@@ -5,10 +5,9 @@ from pathlib import Path
 
 import axes
 import keras
-import loops
 import numpy as np
 import pytest
-from helpers import is_weight, same_bits, value_of, values_of
+from helpers import crossentropy, is_weight, same_bits, value_of, values_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from keras import layers as kl
@@ -109,7 +108,7 @@ def network(layers, tokens, dtype, seed):
 def train(optimizer, layers, tokens, dtype, way, callbacks, run_eagerly, batch_size, seed):
     """The variables, what they were before training, and the mask."""
     model, x, y = network(layers, tokens, dtype, seed)
-    model.compile(optimizer, loops.loss(), run_eagerly=run_eagerly)
+    model.compile(optimizer, crossentropy(), run_eagerly=run_eagerly)
     if isinstance(optimizer, kf.FreezeOptimizer) and way == "freeze":
         kf.freeze(model, x, y)
     before = values_of(model.trainable_variables)
