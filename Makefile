@@ -9,8 +9,7 @@ demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/demo.py
 
 # Every process loads TensorFlow (two take a third more processor time than one): no more than 4.
-# A file is one process's, so that what its tests share is made once.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadgroup
 
 # All tests on TensorFlow, then the contract suite on the other backends; a sample of its
 # combinations, or with `test-all` every one of them.

@@ -85,6 +85,8 @@ def freeze(
     ```
     """
     outer = _required_optimizer(model, optimizer)
+    if hasattr(outer, "optimizers") and not _freeze_optimizers(outer) and model.built:
+        _build_optimizer(model, outer)  # a MultiOptimizer may know its parts only then
     freeze_optimizer = _freeze_optimizer_in(outer)
     if freeze_optimizer.mask is not None and not overwrite:
         raise ValueError(
@@ -182,12 +184,17 @@ def restore_gradients(model: keras.Model) -> None:
 def get_mask(model: keras.Model) -> FreezeMask | None:
     """The mask of a model's FreezeOptimizer, wherever it sits; None if there is none yet.
 
+    Raises:
+        ValueError: if there are several FreezeOptimizers.
+        TypeError: if `model` is no model.
+
     Example:
 
     ```python
     keras_freeze.get_mask(model)["fc1/kernel"].sum()
     ```
     """
+    _check_model(model)
     freeze_optimizer = freeze_optimizer_of(model)
     return None if freeze_optimizer is None else freeze_optimizer.mask
 
@@ -199,9 +206,13 @@ def optimizer_of(model: keras.Model) -> Any:
 
 
 def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
-    """The FreezeOptimizer of a model, wherever it sits; None if there is none, or several."""
-    found = _freeze_optimizers(optimizer_of(model))
-    return found[0] if len(found) == 1 else None
+    """The FreezeOptimizer of a model, wherever it sits; None if there is none.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    optimizer = optimizer_of(model)
+    return _freeze_optimizer_in(optimizer) if _freeze_optimizers(optimizer) else None
 
 
 def _optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
@@ -488,6 +499,11 @@ def _given_mask(mask: Any, parameters: list[Parameter]) -> FreezeMask:
     if isinstance(mask, FreezeMask):
         chosen = {entry.position: (entry.path, entry.trained) for entry in mask.entries}
     elif isinstance(mask, Mapping):
+        if not mask:
+            raise ValueError(
+                "Argument `mask` must name the variables that are trained in part. Received: an "
+                "empty mapping; to train everything, use freeze_rate=0."
+            )
         chosen = {_position_of(path, parameters): (path, array) for path, array in mask.items()}
         if len(chosen) < len(mask):
             raise ValueError(

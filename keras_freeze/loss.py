@@ -230,9 +230,12 @@ def loss_scale(optimizer: Any) -> float:
 
 @contextlib.contextmanager
 def state_kept(model: keras.Model) -> Iterator[None]:
-    """Puts moving statistics, seed generators and metrics back to what they were."""
+    """Puts back moving statistics, seed generators, metrics and the states of RNNs."""
     generator = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
     variables = [*model.non_trainable_variables, *model.metrics_variables]
+    for layer in model._flatten_layers():  # of stateful RNNs, which Keras does not list
+        states = tree.flatten(getattr(layer, "states", None))
+        variables += [state for state in states if isinstance(state, keras.Variable)]
     if generator is not None:
         variables.append(generator.state)
     values = [backend.read(v) for v in variables]

@@ -173,7 +173,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def _make_updates(self, parameters: Sequence[Parameter]) -> Update:
         arguments = (self.inner_optimizer, parameters, self.frozen_weights, self.l2)
         state = self._pending
-        if state is None and self._trained_counts is not None:
+        # Keras builds the optimizer of a legacy `.h5` file for no variables.
+        if state is None and self._trained_counts is not None and parameters:
             counts = _check_counts(self._trained_counts, parameters)
             return CompactUpdate(*arguments, counts, None)
         if state is None and self.freeze_rate == 0.0:
@@ -468,8 +469,16 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the mask; Keras saves the inner optimizer beside it."""
+        content = self._content()
+        if content:
+            # In one entry: no bare optimizer, into which it may be loaded, has only one variable.
+            store["freeze_state"] = to_bytes(content)
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = {}
         if self.built or self._pending is not None:
-            write_state(store, self.state, self._parameters, self.inner_optimizer)
+            write_state(content, self.state, self._parameters, self.inner_optimizer)
+        return content
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the mask; an optimizer that is not built yet takes it over when it is built.
@@ -478,7 +487,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             ValueError: if the state belongs to a network with other variables, or to another inner
                 optimizer, or cannot be read.
         """
-        if "header" in store.keys():  # noqa: SIM118 - stores are no mappings
+        if "freeze_state" in store.keys():  # noqa: SIM118 - stores are no mappings
+            self._load(from_bytes(np.asarray(store["freeze_state"])))
+        elif "header" in store.keys():  # noqa: SIM118 - of a file from an earlier version
             self._load(store)
         elif self.built or len(store.keys()):
             warnings.warn(
@@ -523,11 +534,11 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         return {**children, **{f"read_{number}": v for number, v in enumerate(read)}}
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        store: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         with backend.eager_scope():
             if not backend.is_traced():  # `tf.saved_model.save` asks in a graph that nobody runs
-                self.save_own_variables(store)
-        return {"freeze_state": ops.convert_to_tensor(to_bytes(store))}
+                content = self._content()
+        return {"freeze_state": ops.convert_to_tensor(to_bytes(content))}
 
     def _restore_from_tensors(self, tensors: Mapping[str, Any]) -> None:
         if backend.is_traced():  # for a SavedModel, from which no optimizer is loaded

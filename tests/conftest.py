@@ -5,6 +5,8 @@ import hashlib
 import math
 import os
 
+import pytest
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Several test processes share the cores; PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,7 +21,11 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of a test's cases that are marked `sample(share)`, keeps that share, always the same."""
+    """Keeps together what shares fixtures; samples the cases of tests marked `sample(share)`."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if any(definitions[-1].scope == "module" for definitions in fixtures):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if config.getoption("--whole"):
         return
     cases = collections.defaultdict(list)

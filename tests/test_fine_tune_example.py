@@ -9,6 +9,9 @@ from test_examples import run
 
 import keras_freeze as kf
 
+# Takes a minute: `--whole` runs it.
+pytestmark = pytest.mark.sample(0)
+
 NUM_WEIGHTS = 784 * 300 + 300 * 100 + 100 * 5
 NUM_BIASES = 300 + 100 + 5
 NUM_LORA = (784 + 300) + (300 + 100) + (100 + 5)  # of rank 1
@@ -133,7 +136,6 @@ def test_progress_names_each_way_and_learning_rate_and_nothing_else_is_on_standa
     assert len(lines) > 2 * len(ways)
 
 
-@pytest.mark.sample(0.25)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

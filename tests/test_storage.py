@@ -70,6 +70,7 @@ def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
     assert_comes_back_in_a_fresh_process(models, tmp_path)
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 def test_models_as_keras_drew_them_train_on_in_a_fresh_process(tmp_path):
     models = {}
     for name in ("attention", "bidirectional", "convolutional", "mixed_float16", "subclassed"):

@@ -44,7 +44,7 @@ OPTIMIZERS = {
 }
 
 
-class _Subclassed(keras.Model):
+class Subclassed(keras.Model):
     """Has no input shape before its first call."""
 
     def __init__(self):
@@ -120,7 +120,7 @@ LAYERS = {
     "shared": _shared,
     "nested": _nested,
     "several_outputs": _several_outputs,
-    "subclassed": _Subclassed,
+    "subclassed": Subclassed,
     "lora": _with_lora,
     "quantized": _quantized,
 }

@@ -29,7 +29,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
 
 each_way = pytest.mark.parametrize("way", axes.WAYS)
 HALF = 0.5
@@ -400,12 +400,16 @@ def test_a_freeze_file_brings_weights_and_mask_back(tmp_path):
         assert same_bits(ours, theirs)
 
 
+@each_way
 @pytest.mark.parametrize("make", [freezing, keras.optimizers.SGD], ids=["freezing", "plain"])
-def test_models_from_legacy_h5_files_train_with_no_optimizer(make, tmp_path):
+def test_models_from_legacy_h5_files_train_with_no_optimizer(make, way, tmp_path):
     model, x, y = model_and_data()
     model.compile(make(), crossentropy())
+    if way == "freeze" and make is freezing:
+        kf.freeze(model, x, y)
     fit(model, x, y)
     model.save(tmp_path / "model.h5")
+    assert keras.models.load_model(tmp_path / "model.h5", compile=False).built
     loaded = keras.models.load_model(tmp_path / "model.h5")
     with pytest.raises((KeyError, ValueError), match=r"Unknown variable|corresponding 1:1"):
         fit(loaded, x, y)
@@ -467,7 +471,70 @@ def test_a_criterion_is_given_tensors_without_a_history():
             assert keras.backend.standardize_dtype(tensor.dtype) == "float32"
 
 
+def test_weights_of_a_frozen_model_load_into_one_with_a_bare_optimizer(tmp_path):
+    model, x, y = frozen_model()
+    fit(model, x, y)
+    model.save_weights(tmp_path / "frozen.weights.h5")
+    plain, _, _ = model_and_data()
+    plain.compile(keras.optimizers.Adam(0.01), crossentropy())
+    plain.load_weights(tmp_path / "frozen.weights.h5")
+    for ours, theirs in zip(values_of(plain.weights), values_of(model.weights), strict=True):
+        assert same_bits(ours, theirs)
+    fit(plain, x, y)
+
+
+# Several optimizers
+
+
+def multi(make):
+    """One optimizer for each layer, as a function says."""
+    optimizers = {name: make() for name in ("body", "head")}
+    return keras.optimizers.MultiOptimizer(
+        lambda variable: optimizers["head" if "head" in variable.path else "body"]
+    )
+
+
+def test_freeze_finds_its_optimizer_where_a_function_chooses():
+    model, x, y = model_and_data()
+    optimizers = iter([freezing(), keras.optimizers.SGD(0.1)])
+    model.compile(multi(lambda: next(optimizers)), crossentropy())
+    mask = kf.freeze(model, x, y)
+    before = values_of(model.trainable_variables)
+    fit(model, x, y)
+    kernel = model.trainable_variables[0]
+    assert same_bits(before[0][~mask[kernel]], value_of(kernel)[~mask[kernel]])
+
+
+def test_several_freeze_optimizers_are_refused_by_all_that_speaks_of_the_mask():
+    model, x, y = model_and_data()
+    model.compile(multi(freezing), crossentropy())
+    model.optimizer.build(model.trainable_variables)
+    for ask in (kf.get_mask, kf.report, lambda m: kf.freeze(m, x, y), kf.prune):
+        with pytest.raises(ValueError, match="with 2 FreezeOptimizers in it"):
+            ask(model)
+
+
 # What is done to a frozen model
+
+
+@pytest.mark.parametrize("look", ["freeze", "flow", "saliency"])
+@pytest.mark.skipif(axes.BACKEND == "torch", reason="where Keras cannot train stateful RNNs")
+def test_states_of_recurrent_layers_are_left_as_they_were(look):
+    keras.utils.set_random_seed(0)
+    layer = kl.LSTM(4, stateful=True)
+    model = keras.Sequential([keras.Input(batch_shape=(8, 4, 2)), layer, kl.Dense(3)])
+    model.compile(freezing(), crossentropy())
+    x = np.random.default_rng(0).normal(size=(8, 4, 2)).astype("float32")
+    y = np.arange(8) % 3
+    before = values_of(layer.states)
+    looks = {
+        "freeze": kf.freeze,
+        "flow": kf.gradient_flow,
+        "saliency": kf.compute_saliency,
+    }
+    looks[look](model, x, y)
+    for old, new in zip(before, values_of(layer.states), strict=True):
+        assert same_bits(old, new)
 
 
 @each_way

@@ -72,7 +72,7 @@ def train_plainly(name, layer, dtype, loop):
 
 def words(error):
     """What an error says, without the numbers of names."""
-    return type(error), re.sub(r"\d+", "", str(error))[:60]
+    return type(error), re.sub(r"_?\d+", "", str(error))[:60]
 
 
 def test_frozen_weights_keep_their_bits_and_the_rest_is_trained(combination):

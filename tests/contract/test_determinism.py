@@ -20,6 +20,9 @@ from helpers import crossentropy, same_bits, sgd
 
 import keras_freeze as kf
 
+# JAX compiles for a minute here: `--whole` runs it.
+pytestmark = pytest.mark.sample(0 if keras.backend.backend() == "jax" else 1)
+
 BACKEND = keras.backend.backend()
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "determinism.md"
