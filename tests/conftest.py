@@ -4,6 +4,8 @@ import collections
 import hashlib
 import math
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +41,22 @@ def pytest_collection_modifyitems(config, items):
         left_out.update(of_one_test[math.ceil(share * len(of_one_test)) :])
     config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says how much of the contract suite was run."""
+    stats = terminalreporter.stats
+    found = {
+        outcome: [r for r in stats.get(outcome, ()) if "test_combinations.py" in r.nodeid]
+        for outcome in ("passed", "failed", "skipped")
+    }
+    count = sum(map(len, found.values()))
+    if count:
+        sys.path.append(str(Path(__file__).parent / "contract"))
+        import axes
+
+        terminalreporter.write_line(
+            f"Contract suite on {axes.BACKEND}: {count:,} of {len(axes.COMBINATIONS):,} "
+            f"combinations of optimizer, layer, precision and loop; {len(found['failed'])} failed, "
+            f"{len(found['skipped'])} that plain Keras cannot train either."
+        )

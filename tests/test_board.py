@@ -25,7 +25,7 @@ import keras_freeze as kf
 from keras_freeze.callbacks import FreezeBoard, GradientFlowHistory
 from keras_freeze.optimizer_state import State
 
-pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.2)  # `--whole` runs all
 
 BODY, HEAD = "net/body/kernel", "net/head/kernel"
 CHANGED = "Frozen weights are not what they were"

@@ -15,7 +15,7 @@ from keras_freeze.plots import plot_experiment
 from keras_freeze.runs import Results
 from keras_freeze.training import LEARNING_RATES, recipe_for
 
-pytestmark = pytest.mark.sample(0.6)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
 EPOCHS = 4
 SHORT = {

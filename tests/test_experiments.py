@@ -17,7 +17,7 @@ from keras_freeze.experiments.work import overview, work_of
 from keras_freeze.runs import MEASURES, Results, Run
 from keras_freeze.training import LEARNING_RATES
 
-pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA_DIR = ROOT.parent / "shared/data/tensorflow_datasets"

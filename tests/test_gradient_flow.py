@@ -27,7 +27,7 @@ import keras_freeze as kf
 from keras_freeze.callbacks import GradientFlowHistory
 from keras_freeze.gradient_flow import gradient_flow
 
-pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
 
 def plain_model(seed=0):

@@ -11,7 +11,7 @@ import keras_freeze as kf
 from keras_freeze import saliency
 from keras_freeze.saliency import GraSP
 
-pytestmark = pytest.mark.sample(0.6)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
 # A network of two kernels and biases in NumPy, whose gradient also takes complex weights.
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all
 
 
 def make_data(seed=0):
@@ -105,6 +105,7 @@ def test_other_inner_optimizers_go_on_identically_too(tmp_path, way, inner):
     assert kf.get_mask(loaded) == kf.get_mask(model)
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 @WAYS
 def test_training_goes_on_identically_in_a_fresh_process(tmp_path, way):
     model = start(way)

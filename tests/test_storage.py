@@ -15,7 +15,7 @@ from keras import layers
 import keras_freeze as kf
 from keras_freeze.storage.container import read_container, write_container
 
-pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all
 
 
 def trained(model, *, optimizer=None, reinitialize=True, freeze=True):

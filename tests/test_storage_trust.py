@@ -37,7 +37,7 @@ DICTIONARY = Path(kf.storage.__file__).with_name("header_dictionary.txt").read_b
 # Keras reads every variable with it.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.sample(0.5),  # `--whole` runs all
+    pytest.mark.sample(0.3),  # `--whole` runs all
 ]
 
 READERS = (kf.load, kf.FreezeMask.load, kf.storage.inspect)

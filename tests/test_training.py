@@ -13,7 +13,7 @@ from keras_freeze import datasets, training
 from keras_freeze.saliency import GraSP
 from keras_freeze.training import METHODS, recipe_for, replacing, train
 
-pytestmark = pytest.mark.sample(0.7)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
 
 
 def run(method="freezenet", freeze_rate=0.99, **arguments):

@@ -122,6 +122,7 @@ def test_missing_data_are_one_line_and_a_status(tmp_path):
     assert process.stdout == ""
 
 
+@pytest.mark.sample(0)  # takes long: `--whole` runs it
 def test_runs_that_fail_are_one_line_after_their_tracebacks(tmp_path):
     flags = [
         "--model=vgg16_d",

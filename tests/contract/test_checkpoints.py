@@ -16,7 +16,7 @@ import pytest
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
+pytestmark = pytest.mark.sample(0.35)  # `--whole` runs all
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = [name for name in ("tensorflow", "jax", "torch") if name != BACKEND]

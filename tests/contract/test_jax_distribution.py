@@ -10,7 +10,7 @@ import keras_freeze as kf
 
 pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX"),
-    pytest.mark.sample(0.5),  # `--whole` runs all
+    pytest.mark.sample(0.35),  # `--whole` runs all
 ]
 
 BATCH = 12
