@@ -63,6 +63,19 @@ def dense_model(seed=0, dtype="float32"):
         keras.config.set_dtype_policy(default)
 
 
+def two_dense_layers(seed=0, name=None):
+    """Kernels of 6 x 8 and 8 x 3, biases of 8 and 3."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh", name="body"),
+            keras.layers.Dense(3, name="head"),
+        ],
+        name=name,
+    )
+
+
 def crossentropy():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

@@ -16,6 +16,7 @@ from helpers import (
     is_weight,
     same_bits,
     sgd,
+    two_dense_layers,
     value_of,
 )
 from keras import layers
@@ -48,15 +49,7 @@ def drifts(log_dir):
 
 def small_model(seed=0):
     """Kernels of 6 x 8 and 8 x 3, biases of 8 and 3."""
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(8, activation="tanh", name="body"),
-            layers.Dense(3, name="head"),
-        ],
-        name="net",
-    )
+    return two_dense_layers(seed, name="net")
 
 
 def eager(model, optimizer=None, **arguments):

@@ -18,6 +18,7 @@ from helpers import (
     is_weight,
     same_bits,
     sgd,
+    two_dense_layers,
     value_of,
     values_of,
 )
@@ -32,14 +33,7 @@ pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
 def plain_model(seed=0):
     """tanh(x W1 + b1) W2 + b2: small enough for backpropagation by hand."""
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(8, activation="tanh", name="body"),
-            layers.Dense(3, name="head"),
-        ]
-    )
+    return two_dense_layers(seed)
 
 
 def restless_model(seed=0):

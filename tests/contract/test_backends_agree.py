@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from axes import WAYS
 from helpers import blobs, crossentropy, same_bits, values_of
 from keras import layers as kl
 from processes import DenseByHand, run_python
@@ -75,7 +76,6 @@ def attention():
 
 NETWORKS = {f.__name__: f for f in (dense, convolution, recurrent, attention)}
 FROZEN = ("keep", "zero", "decay")
-WAYS = ("freeze", "first_batch")
 # Most with the smallest network, and each choice at least once with the others.
 CASES = [
     ("dense", *choices)

@@ -1,5 +1,6 @@
 """Callbacks do on each backend what they do for a plain optimizer; frozen weights stay."""
 
+import axes
 import keras
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ EPOCHS = 3
 MOMENTUM = 0.5  # of moving averages
 X, Y = blobs()
 
-each_way = pytest.mark.parametrize("way", ["freeze", "first_batch"])
+each_way = pytest.mark.parametrize("way", axes.WAYS)
 
 
 def frozen_model(way, inner=None):

@@ -13,6 +13,7 @@ import traceback
 import keras
 import numpy as np
 import pytest
+from axes import WAYS
 
 import keras_freeze as kf
 
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.sample(0.35)  # `--whole` runs all
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = [name for name in ("tensorflow", "jax", "torch") if name != BACKEND]
-WAYS = ("freeze", "first_batch")
 each_way = pytest.mark.parametrize("way", WAYS)
 BATCH, NUM_BATCHES, EPOCHS = 12, 3, 4
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from axes import WAYS
 from helpers import blobs, crossentropy, same_bits, value_of, values_of
 from processes import run_python
 
@@ -14,7 +15,6 @@ pytestmark = [
 ]
 
 BATCH = 12
-WAYS = ("freeze", "first_batch")
 INNER = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
