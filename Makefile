@@ -12,16 +12,15 @@ demo: $(VENV)/.installed-examples
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadgroup
 
 # All tests on TensorFlow, then the contract suite on the other backends; a sample of its
-# combinations, or with `test-all` every one of them.
-test: $(VENV)/.installed-test
-	KERAS_BACKEND=tensorflow $(PYTEST)
-	KERAS_BACKEND=jax $(PYTEST) tests/contract
-	KERAS_BACKEND=torch $(PYTEST) tests/contract
-
-test-all: $(VENV)/.installed-test
-	KERAS_BACKEND=tensorflow $(PYTEST) --whole
-	KERAS_BACKEND=jax $(PYTEST) --whole tests/contract
-	KERAS_BACKEND=torch $(PYTEST) --whole tests/contract
+# combinations, or with `test-all` every one of them. Each suite runs whatever the others find, and
+# the status tells of all.
+test-all: OPTIONS := --whole
+test test-all: $(VENV)/.installed-test
+	@status=0; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(OPTIONS) || status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(OPTIONS) tests/contract || status=1; \
+	KERAS_BACKEND=torch $(PYTEST) $(OPTIONS) tests/contract || status=1; \
+	exit $$status
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .

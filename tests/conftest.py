@@ -7,7 +7,14 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Several test processes share the cores; PyTorch's threads would wait for each other.

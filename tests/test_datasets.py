@@ -335,7 +335,7 @@ def flip_and_shift_by_hand(image, flip, shift):
     return result
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     draws=st.lists(
         st.tuples(st.booleans(), st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=4
@@ -487,7 +487,8 @@ def test_behind_a_proxy_the_download_is_tried(monkeypatch, downloads, tmp_path):
     assert downloads == ["mnist"]
 
 
-def test_reachability_is_that_of_the_port():
+def test_reachability_is_that_of_the_port(monkeypatch):
+    monkeypatch.setattr(sources, "_REACH_SECONDS", 3600.0)  # however busy the machine is
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert sources.is_reachable("127.0.0.1", port)

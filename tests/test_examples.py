@@ -20,7 +20,6 @@ def run(script, *flags, cwd=ROOT):
         text=True,
         cwd=cwd,
         env=environment,
-        timeout=300,
     )
 
 

@@ -142,7 +142,7 @@ def test_golden_checksums(name, case):
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=5).map(tuple),
     seed=st.integers(0, 2**32 - 1),

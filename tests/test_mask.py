@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -22,7 +22,6 @@ from keras_freeze.mask import (
 )
 
 # No test is about time, not even on a busy machine.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 HEAVY_TIES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-40, -1e-40])
 ANY_SCORE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -63,7 +62,6 @@ def test_count_is_exact_in_decimal_for_lenet_5_caffe():
     assert int((1 - 0.9) * 430_500) == 43_049  # what binary floating point makes of it
 
 
-@patient
 @given(digits=st.integers(0, 10**6), num_weights=st.integers(0, 2 * 10**8))
 def test_count_is_the_floor_of_the_decimal_product(digits, num_weights):
     expected = (1 - Decimal(digits) / 10**6) * num_weights
@@ -72,7 +70,6 @@ def test_count_is_the_floor_of_the_decimal_product(digits, num_weights):
     assert count == int(expected.to_integral_value(ROUND_FLOOR))
 
 
-@patient
 @given(freeze_rate=st.floats(0, 1), num_weights=st.integers(0, 10**9))
 def test_count_is_exact_for_every_float(freeze_rate, num_weights):
     trained = (1 - Fraction(repr(freeze_rate))) * num_weights
@@ -117,7 +114,7 @@ def test_negative_count_is_refused():
 # The k largest
 
 
-@settings(patient, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_top_agrees_with_a_stable_sort(data):
     scores = data.draw(score_arrays(st.one_of(HEAVY_TIES, ANY_SCORE)))
@@ -129,7 +126,6 @@ def test_top_agrees_with_a_stable_sort(data):
         np.testing.assert_array_equal(chosen, expected)
 
 
-@patient
 @given(data=st.data())
 def test_top_of_heavily_tied_scores_agrees_with_a_stable_sort(data):
     scores = data.draw(score_arrays(HEAVY_TIES))
@@ -204,7 +200,6 @@ def philox(counter, key):
     return counter
 
 
-@patient
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 1000), size=st.integers(1, 2**40))
 def test_rescue_index_is_philox_as_documented(seed, position, size):
     word = philox([1, 0, 0, int.from_bytes(b"rescue", "big")], [seed, position])[0]
@@ -285,7 +280,7 @@ def test_scores_paths_and_positions_must_have_one_length():
         FreezeMask.from_scores([np.ones(2)], 0.5, positions=[])
 
 
-@settings(patient, max_examples=100)
+@settings(max_examples=100)
 @given(scores=score_arrays(HEAVY_TIES), freeze_rate=st.floats(0, 1), seed=st.integers(0, 2**64 - 1))
 def test_masks_from_scores_agree_with_the_rules(scores, freeze_rate, seed):
     mask = FreezeMask.from_scores(scores, freeze_rate, seed=seed)
@@ -475,7 +470,7 @@ def test_copies_are_equal_and_read_only_and_know_no_variables(copied):
 # Files
 
 
-@settings(patient, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_files_bring_everything_back(tmp_path_factory, data):
     arrays = data.draw(

@@ -44,9 +44,7 @@ MASKS = {
     "half": lambda size, rng: rng.random(size) < 0.5,
 }
 # Shrinking a failure would train for minutes.
-few_examples = settings(
-    max_examples=25, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
-)
+few_examples = settings(max_examples=25, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Tests of the recipes and of `train`: schedule, best epoch, determinism, results as files."""
 
 import csv
+import itertools
 import json
 import math
 
@@ -254,13 +255,25 @@ def test_training_stops_and_says_so_when_the_loss_is_not_finite():
     assert values["validation_accuracy"] is None
 
 
-def test_progress_is_one_short_line_at_the_end_of_a_quick_run(capsys):
+def progress_of_two_epochs(seconds, capsys, monkeypatch):
+    """The lines of a run by a clock that goes on by `seconds` each time someone looks at it."""
+    monkeypatch.setattr(training, "_clock", itertools.count(0.0, seconds).__next__)
     run(epochs=2, verbose=True)
     captured = capsys.readouterr()
     assert captured.out == ""
-    (line,) = captured.err.strip().splitlines()
-    assert line.startswith("epoch 2/2, took ")
+    return captured.err.strip().splitlines()
+
+
+def test_progress_is_one_short_line_at_the_end_of_a_quick_run(capsys, monkeypatch):
+    (line,) = progress_of_two_epochs(0.0, capsys, monkeypatch)
+    assert line.startswith("epoch 2/2, took 0 s")
     assert "best" in line
+
+
+def test_progress_of_a_long_run_is_a_line_every_ten_seconds(capsys, monkeypatch):
+    first, last = progress_of_two_epochs(10.0, capsys, monkeypatch)
+    assert first.startswith("epoch 1/2, 20 s left: loss ")
+    assert last.startswith("epoch 2/2, took ")
 
 
 @pytest.mark.parametrize(

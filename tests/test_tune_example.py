@@ -102,7 +102,6 @@ def test_chief_and_workers_are_told_to_search_at_one_rate(tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, **{f"KERASTUNER_{name}": value for name, value in names.items()}},
-        timeout=120,
     )
     assert process.returncode == 1
     line = process.stderr.strip().splitlines()[-1]

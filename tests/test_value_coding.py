@@ -24,7 +24,7 @@ def kinds(values):
     return [(array.size, array.dtype.itemsize) for array in values]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(patterns(), max_size=6))
 def test_every_bit_pattern_comes_back(values):
     decoded = decode_values(*encode_values(values), kinds(values))
@@ -69,7 +69,7 @@ def test_another_number_of_mantissas_is_an_error(missing):
         decode_values(heads, tails, [(10, 4)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(heads=st.binary(max_size=200), count=st.integers(0, 300))
 def test_any_bytes_are_values_or_an_error(heads, count):
     try:
@@ -79,7 +79,7 @@ def test_any_bytes_are_values_or_an_error(heads, count):
     assert decoded[0].size == count
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(1, 2**15), min_size=2, max_size=256))
 def test_probabilities_are_exact_integers(frequencies):
     result = probabilities(frequencies)

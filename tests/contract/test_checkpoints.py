@@ -154,7 +154,6 @@ def in_python(task, *folders, backend=BACKEND):
         env={**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": backend},
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]

@@ -147,7 +147,6 @@ def test_frozen_weights_do_not_drift(draws):
         max_examples=draws,
         derandomize=True,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(trainings())
