@@ -12,11 +12,13 @@ import keras
 import numpy as np
 
 from keras_freeze import initializers
+from keras_freeze.files import check_replaceable, is_same_file
 from keras_freeze.freezing import freeze_optimizer_of, initializers_of
 from keras_freeze.mask import MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, shorten
+from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.container import write_container
 from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.header import (
@@ -32,16 +34,12 @@ from keras_freeze.storage.header import (
 from keras_freeze.storage.loading import check_variables, open_base
 from keras_freeze.storage.mask_coding import encode_masks
 from keras_freeze.storage.network import (
-    as_bits,
     bits_of,
     build_model,
-    checksum,
     config_of,
     dtype_of,
     fingerprint,
-    from_bits,
     is_random_state,
-    numpy_dtype,
     optimizer_variables,
     set_bits,
     variables_of,
@@ -102,7 +100,7 @@ def save(
     model = keras_freeze.load("digits.freeze")
     ```
     """
-    _check_arguments(model, path, values, include_optimizer, include_frozen)
+    _check_arguments(model, path, base, values, include_optimizer, include_frozen)
     config = config_of(model)
     freeze_optimizer = freeze_optimizer_of(model)
     state = State(None, compact=False) if freeze_optimizer is None else freeze_optimizer.state
@@ -354,15 +352,17 @@ def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:
 
 
 def _check_arguments(
-    model: Any, path: Any, values: Any, include_optimizer: Any, include_frozen: Any
+    model: Any, path: Any, base: Any, values: Any, include_optimizer: Any, include_frozen: Any
 ) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
     check_path(path)
-    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise FileNotFoundError(f"Argument `path` names no folder that exists: {path!r}")
-    if os.path.isdir(os.path.abspath(path)):
-        raise IsADirectoryError(f"Argument `path` must name a file. Received: the folder {path!r}")
+    check_replaceable(path)
+    if isinstance(base, (str, os.PathLike)) and is_same_file(base, path):
+        raise ValueError(
+            "Argument `path` must not be the file of the base, which is needed to load what is "
+            f"saved on it. Received: path={os.fspath(path)!r}, base={os.fspath(base)!r}"
+        )
     if not isinstance(values, str) or values not in _VALUES:
         raise ValueError(
             f"Argument `values` must be one of {', '.join(map(repr, _VALUES))}. "
