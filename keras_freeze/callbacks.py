@@ -261,6 +261,6 @@ def _import_tensorboard() -> tuple[Any, Any, Any]:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise ImportError(
-            "FreezeBoard writes files of TensorBoard: `pip install 'keras_freeze[tensorboard]'`."
+            "FreezeBoard writes files of TensorBoard: pip install tensorboard"
         ) from error
     return Event, Summary, EventFileWriter

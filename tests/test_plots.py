@@ -137,5 +137,5 @@ def test_cells_at_the_border_count_only_the_weights_they_have():
 
 def test_missing_matplotlib_says_what_to_install(monkeypatch, result):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install keras_freeze\[plot\]"):
+    with pytest.raises(ImportError, match="pip install matplotlib"):
         plots.plot_history(result)

@@ -587,7 +587,7 @@ def test_a_range_needs_two_numbers_in_order(error, low, high):
 def test_without_keras_tuner_the_error_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "keras_freeze.tuning")
     monkeypatch.setitem(sys.modules, "keras_tuner", None)
-    with pytest.raises(ImportError, match=r"pip install keras_freeze\[tune\]"):
+    with pytest.raises(ImportError, match="pip install keras-tuner "):
         import keras_freeze.tuning  # noqa: F401
 
 

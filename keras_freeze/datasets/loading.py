@@ -72,8 +72,8 @@ def load(
             hand yet, with what to do.
         ConnectionError: the data set is not prepared and its host cannot be reached; raised
             within seconds, with what to do.
-        ImportError: an optional package is missing: `pip install keras_freeze[data]`; or
-            TensorFlow, which `tf.data` needs on every backend.
+        ImportError: an optional package is missing, with what to install; or TensorFlow, which
+            `tf.data` needs on every backend.
 
     Example:
         >>> images, labels = next(iter(load("mnist_5k", split="train", batch_size=32)))

@@ -174,5 +174,5 @@ def import_tensorflow() -> Any:
 def _missing_package(package: str) -> ImportError:
     return ImportError(
         f"This data set needs the package {package} and what it depends on: "
-        f"pip install keras_freeze[data]"
+        "pip install tensorflow-datasets importlib_resources mlxtend"
     )

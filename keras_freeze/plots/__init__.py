@@ -1,7 +1,7 @@
 """Pictures of training runs, masks and experiments, as matplotlib figures.
 
 They touch no global state, and a figure saves itself: `plot_mask(mask).savefig("mask.png")`. Needs
-matplotlib, which `pip install keras_freeze[plot]` brings.
+matplotlib, which the extra `plot` brings.
 """
 
 from keras_freeze.plots.experiments import plot_experiment

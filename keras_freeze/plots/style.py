@@ -42,7 +42,7 @@ def new_figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Plots need matplotlib: pip install keras_freeze[plot]") from error
+        raise ImportError("Plots need matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
