@@ -4,25 +4,46 @@ An implementation of "FreezeNet: Full Performance by Reduced Storage Costs" for 
 """
 
 import importlib
+import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from keras_freeze import initializers
 from keras_freeze._version import __version__
-from keras_freeze.freezing import (
-    compute_saliency,
-    freeze,
-    get_mask,
-    prune,
-    reinitialize,
-    restore_gradients,
-    restrict_gradients,
-)
-from keras_freeze.gradient_flow import gradient_flow
-from keras_freeze.mask import FreezeMask
-from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.pruning import PruningCheck, check_pruning
-from keras_freeze.report import report
-from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
+
+
+def _is_command_line() -> bool:
+    """Whether Python was started as `python -m keras_freeze`.
+
+    Python looks for the module to run, and so imports this package, with "-m" as `sys.argv[0]`;
+    what follows are the module's arguments, as at the end of `sys.orig_argv`. The name before them
+    may stand behind "-m" in one word, as in `python -Imkeras_freeze`.
+    """
+    if getattr(sys, "argv", [""])[:1] != ["-m"]:
+        return False
+    word = sys.orig_argv[-len(sys.argv)]
+    return (word.partition("m")[2] if word.startswith("-") else word) == __name__
+
+
+# Importing the package registers FreezeOptimizer with Keras, so that `keras.models.load_model`
+# finds it. The command line imports the modules that it needs and no others: what is in a file can
+# be shown without Keras and a backend, which take seconds to start.
+if TYPE_CHECKING or not _is_command_line():
+    from keras_freeze import initializers
+    from keras_freeze.freezing import (
+        compute_saliency,
+        freeze,
+        get_mask,
+        prune,
+        reinitialize,
+        restore_gradients,
+        restrict_gradients,
+    )
+    from keras_freeze.gradient_flow import gradient_flow
+    from keras_freeze.mask import FreezeMask
+    from keras_freeze.optimizer import FreezeOptimizer
+    from keras_freeze.pruning import PruningCheck, check_pruning
+    from keras_freeze.report import report
+    from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
 
 # Loaded when first used: what they import (data sets, plots) is optional and slow.
 _LAZY_MODULES = (

@@ -1,18 +1,23 @@
 """The command line: `python -m keras_freeze inspect FILE`."""
 
 import argparse
+import io
 import sys
 
-from keras_freeze.storage import inspect
+from keras_freeze._version import __version__
+from keras_freeze.storage.inspection import inspect
 
 
 def main() -> None:
     """Prints what is in a `.freeze` file."""
     parser = argparse.ArgumentParser(prog="python -m keras_freeze")
+    parser.add_argument("--version", action="version", version=f"keras_freeze {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("inspect", help="print what is in a .freeze file")
     command.add_argument("file", help="the file")
     arguments = parser.parse_args()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters of a layer's name
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(inspect(arguments.file))
     except (OSError, ValueError) as error:

@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 
 from keras_freeze.files import replacing
+from keras_freeze.storage.container import is_container
+from keras_freeze.storage.masks import read_entries
+from keras_freeze.text import printable, printable_cause
 
 # The fourth counter word of the generator in `rescue_index`. It keeps these draws apart from any
 # other use of the same seed.
@@ -503,34 +506,34 @@ class FreezeMask:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is no mask, of another version, cut short or damaged.
         """
-        # The room of these files is below this one, which needs it for this alone.
-        from keras_freeze.storage.container import is_container
-        from keras_freeze.storage.loading import read_mask
-
         if is_container(path):
-            return read_mask(path)
+            entries, num_rescued = read_entries(path)
+            return cls([MaskEntry(*entry) for entry in entries], num_rescued=num_rescued)
         with open(path, "rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ValueError(f"The file is not a saved FreezeMask. Received: path={path!s}")
+                raise ValueError(
+                    f"The file is not a saved FreezeMask. Received: path={os.fspath(path)!r}"
+                )
             version = file.read(len(_VERSION))
             if version != _VERSION:
                 raise ValueError(
                     f"The mask file has version {version!r}; {_VERSION!r} can be read. "
-                    f"Received: path={path!s}"
+                    f"Received: path={os.fspath(path)!r}"
                 )
             rest = file.read()
         body, digest = rest[:-_DIGEST_BYTES], rest[-_DIGEST_BYTES:]
         if hashlib.sha256(_MAGIC + version + body).digest() != digest:
             raise ValueError(
                 "The mask file is damaged or cut short: its checksum does not match. "
-                f"Received: path={path!s}"
+                f"Received: path={os.fspath(path)!r}"
             )
         try:
             return cls._decode(body)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"The mask file's header makes no sense ({error}). Received: path={path!s}"
-            ) from error
+                f"The mask file's header makes no sense ({printable(str(error), 200)}). "
+                f"Received: path={os.fspath(path)!r}"
+            ) from printable_cause(error)
 
     @classmethod
     def _decode(cls, body: bytes) -> "FreezeMask":

@@ -51,6 +51,7 @@ INTERNAL = {
     ),
     ("keras_freeze/backend/torch.py", GAP): "caught, and said in words of `loss.py`",
     ("keras_freeze/backend/jax.py", GAP): "warns, in `fit`, with the words of an error",
+    ("keras_freeze/files.py", GAP): "the system's error, with the name of the file to be written",
     ("keras_freeze/storage/errors.py", f"{GAP}: {GAP}"): "puts a file's name before another error",
 }
 """Errors that nobody meets in these words, by file and text, and why."""

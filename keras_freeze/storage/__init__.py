@@ -1,10 +1,28 @@
-"""The `.freeze` file: a network as a seed, a mask and a few values (docs/format.md)."""
+"""The `.freeze` file: a network as a seed, a mask and a few values (docs/format.md).
 
-from keras_freeze.storage.deltas import apply_delta, remove_delta
-from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.inspection import Inspection, inspect
-from keras_freeze.storage.loading import load
-from keras_freeze.storage.saving import save
+Its names are imported when they are first used, so that reading a file's description needs neither
+Keras nor a backend.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_freeze.storage.deltas import apply_delta, remove_delta
+    from keras_freeze.storage.errors import FreezeFileError
+    from keras_freeze.storage.inspection import Inspection, inspect
+    from keras_freeze.storage.loading import load
+    from keras_freeze.storage.saving import save
+
+_MODULES = {
+    "FreezeFileError": "errors",
+    "Inspection": "inspection",
+    "apply_delta": "deltas",
+    "inspect": "inspection",
+    "load": "loading",
+    "remove_delta": "deltas",
+    "save": "saving",
+}
 
 __all__ = [
     "FreezeFileError",
@@ -15,3 +33,14 @@ __all__ = [
     "remove_delta",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        module = importlib.import_module(f"keras_freeze.storage.{_MODULES[name]}")
+        return getattr(module, name)
+    raise AttributeError(f"module 'keras_freeze.storage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -56,17 +56,19 @@ def write_container(
     mantissas: bytes,
 ) -> None:
     """Writes a file beside `path` and renames it, so that a killed write leaves the old one."""
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) > _LARGEST_HEADER:
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+    # UTF-8 has no halves of surrogate pairs; JSON writes them as Python does.
+    encoded = text.encode(errors="backslashreplace")
+    if len(encoded) > _LARGEST_HEADER:
         raise ValueError(
-            f"The description of this model takes {len(text)} bytes; a `.freeze` file allows "
+            f"The description of this model takes {len(encoded)} bytes; a `.freeze` file allows "
             f"{_LARGEST_HEADER}."
         )
     packer = zlib.compressobj(9, zdict=_DICTIONARY)
-    sections = (packer.compress(text) + packer.flush(), mask, exponents, mantissas)
+    sections = (packer.compress(encoded) + packer.flush(), mask, exponents, mantissas)
     lengths = [len(section) for section in sections]
     checks = [zlib.crc32(section) for section in sections]
-    preamble = _PREAMBLE.pack(MAGIC, VERSION, len(text), *lengths, *checks)
+    preamble = _PREAMBLE.pack(MAGIC, VERSION, len(encoded), *lengths, *checks)
     parts = (preamble, _CHECK.pack(zlib.crc32(preamble)), *sections)
     digest = hashlib.sha256()
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -74,8 +76,6 @@ def write_container(
             digest.update(part)
             file.write(part)
         file.write(digest.digest())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def is_container(path: str | os.PathLike[str]) -> bool:

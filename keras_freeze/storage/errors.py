@@ -4,12 +4,20 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from keras_freeze.text import printable, printable_cause
+
+_LONGEST_MESSAGE = 2_000
+
 
 class FreezeFileError(ValueError):
     """A `.freeze` file that cannot be used: damaged, cut short, of another version or base.
 
-    A ValueError. The message says which file, what is wrong and where.
+    A ValueError. The message says which file, what is wrong and where. What it quotes from the file
+    can be printed safely: control characters and the like are escaped, long text is shortened.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, _LONGEST_MESSAGE))
 
 
 def check_path(path: object) -> None:
@@ -33,6 +41,9 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except FreezeFileError as error:
+        cause = printable_cause(error)
         if str(error).startswith(name):
+            if cause is None:
+                error.__cause__ = None
             raise
-        raise FreezeFileError(f"{name}: {error}") from error
+        raise FreezeFileError(f"{name}: {error}") from cause

@@ -1,34 +1,39 @@
 """What is in a `.freeze` file, without building its model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from keras_freeze.mask import FreezeMask
+from keras_freeze.storage.bits import from_bits
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import BASE, CONSTANT, INITIALIZER, SEED, WIDTHS, Header, Record
-from keras_freeze.storage.loading import mask_of
-from keras_freeze.storage.network import from_bits
+from keras_freeze.storage.masks import trained_counts
+from keras_freeze.text import printable
+
+_MOST_DECODED = 1 << 29  # entries of masks; few bytes may stand for many
+_MOST_ROWS = 1_000
+_LONGEST_NAME = 100
+_LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variable: its path, shape and dtype, how many values are in the file, and the source of
-    the others."""
+    """One variable: its path, shape and dtype, how many values are in the file (None: unknown, the
+    masks are too large to count), and the source of the others."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
-    num_stored: int
+    num_stored: int | None
     source: str
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` finds; prints as a table.
+    """What `inspect` finds; prints as a table of limited size, in which names are safe to print.
 
     Attributes:
         path: the file.
@@ -36,8 +41,8 @@ class Inspection:
         model: the name of the network.
         versions: what it was saved with.
         rows: its variables.
-        freeze_rate: q; None without a mask.
-        real_freeze_rate: q_beta, with the parameters that are not weights; None without a mask.
+        freeze_rate: q; None without a mask, or with masks that are too large to count.
+        real_freeze_rate: q_beta, with the parameters that are not weights; None as above.
         dense_bytes: what all its variables take.
         base: the fingerprint of its base; None without one.
         has_optimizer: whether the optimizer's state is in it.
@@ -64,24 +69,38 @@ class Inspection:
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         factor = self.dense_bytes / self.total_bytes
+        model = printable(self.model, _LONGEST_NAME)
         lines = [
-            f"{self.path}: {self.model}, saved with {versions}",
+            f"{printable(self.path, _LONGEST_TEXT)}: {model}, saved with "
+            f"{printable(versions, _LONGEST_TEXT)}",
             f"{self.total_bytes:,} bytes, {factor:.1f} times smaller than its variables:",
             *(f"  {name:<10} {count:>12,}" for name, count in self.num_bytes.items()),
         ]
         if self.freeze_rate is not None:
             lines.append(f"q = {self.freeze_rate:.6g}, q_beta = {self.real_freeze_rate:.6g}")
-        lines.append(f"base: {self.base or 'none'}")
+        if any(row.num_stored is None for row in self.rows):
+            lines.append(f"masks of more than {_MOST_DECODED:,} entries: not counted")
+        lines.append(f"base: {printable(self.base or 'none', _LONGEST_NAME)}")
         lines.append(f"optimizer state: {'included' if self.has_optimizer else 'not included'}")
         lines.append(f"fingerprint of the file: {self.digest}")
-        width = max(len(row.path) for row in self.rows) if self.rows else 0
-        for row in self.rows:
-            shape = " x ".join(map(str, row.shape)) or "scalar"
+        return "\n".join(lines + self._table())
+
+    def _table(self) -> list[str]:
+        rows = self.rows[:_MOST_ROWS]
+        names = [printable(row.path, _LONGEST_NAME) for row in rows]
+        width = max(map(len, names), default=0)
+        lines = []
+        for name, row in zip(names, rows, strict=True):
+            shape = printable(" x ".join(map(str, row.shape)) or "scalar", _LONGEST_NAME)
+            count = "?" if row.num_stored is None else f"{row.num_stored:,}"
+            source = printable(row.source, _LONGEST_TEXT)
             lines.append(
-                f"  {row.path:<{width}}  {shape:>20} {row.dtype:<8} {row.num_stored:>12,} stored"
-                f"  {row.source}".rstrip()
+                f"  {name:<{width}}  {shape:>20} {row.dtype:<8} {count:>12} stored"
+                f"  {source}".rstrip()
             )
-        return "\n".join(lines)
+        if len(self.rows) > len(rows):
+            lines.append(f"  ... and {len(self.rows) - len(rows):,} more variables")
+        return lines
 
 
 def inspect(path: str | os.PathLike[str]) -> Inspection:
@@ -100,8 +119,8 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header)
-        mask = mask_of(header, container)
-    counts = _trained_counts(header, mask)
+        counts = trained_counts(header, container, _MOST_DECODED)
+    freeze_rate, real_freeze_rate = _freeze_rates(header, counts)
     config = header.model.get("config")
     name = config.get("name") if isinstance(config, Mapping) else None
     return Inspection(
@@ -109,9 +128,9 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         num_bytes=container.num_bytes,
         model=str(name or header.model.get("class_name")),
         versions=header.versions,
-        rows=tuple(_row(*pair) for pair in zip(header.records, counts, strict=True)),
-        freeze_rate=None if mask is None else mask.freeze_rate,
-        real_freeze_rate=None if mask is None else _real_freeze_rate(header, counts),
+        rows=tuple(_rows(header, counts)),
+        freeze_rate=freeze_rate,
+        real_freeze_rate=real_freeze_rate,
         dense_bytes=sum(r.size * WIDTHS[r.dtype] for r in header.records),
         base=header.base,
         has_optimizer=header.optimizer is not None,
@@ -119,16 +138,11 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     )
 
 
-def _row(record: Record, num_trained: int) -> Row:
-    num_stored = record.num_stored(num_trained)
-    return Row(record.path, record.shape, record.dtype, num_stored, _describe(record))
-
-
-def _trained_counts(header: Header, mask: FreezeMask | None) -> list[int]:
-    """How many entries of each variable its mask trains; 0 if it has none."""
-    entries = () if mask is None else mask.entries
-    by_position = {entry.position: int(np.count_nonzero(entry.trained)) for entry in entries}
-    return [0 if r.entry is None else by_position[r.entry.position] for r in header.records]
+def _rows(header: Header, counts: Sequence[int] | None) -> Iterator[Row]:
+    for i, record in enumerate(header.records):
+        is_known = counts is not None or record.entry is None or record.source is None
+        num_stored = record.num_stored(counts[i] if counts else 0) if is_known else None
+        yield Row(record.path, record.shape, record.dtype, num_stored, _describe(record))
 
 
 def _describe(record: Record) -> str:
@@ -154,11 +168,19 @@ def _constant(pattern: int, dtype: str) -> str:
     return f"constant {from_bits(bits, dtype)[0]}"
 
 
-def _real_freeze_rate(header: Header, counts: Sequence[int]) -> float:
-    total = sum(record.size for record in header.records if record.trainable)
-    frozen = sum(
-        record.size - num_trained
-        for record, num_trained in zip(header.records, counts, strict=True)
-        if record.trainable and record.entry is not None
-    )
-    return frozen / total if total else 0.0
+def _freeze_rates(
+    header: Header, counts: Sequence[int] | None
+) -> tuple[float, float] | tuple[None, None]:
+    """q, of the weights that have a mask, and q_beta, of all parameters."""
+    if counts is None or all(record.entry is None for record in header.records):
+        return None, None
+    weights = frozen_weights = parameters = frozen_parameters = 0
+    for record, num_trained in zip(header.records, counts, strict=True):
+        frozen = 0 if record.entry is None else record.size - num_trained
+        if record.entry is not None and record.entry.is_weight:
+            weights += record.size
+            frozen_weights += frozen
+        if record.trainable:
+            parameters += record.size
+            frozen_parameters += frozen
+    return frozen_weights / max(weights, 1), frozen_parameters / max(parameters, 1)

@@ -19,6 +19,7 @@ from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, same_path
+from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming
 from keras_freeze.storage.header import (
@@ -29,18 +30,14 @@ from keras_freeze.storage.header import (
     Header,
     Record,
 )
-from keras_freeze.storage.mask_coding import decode_masks
+from keras_freeze.storage.masks import decode_entries
 from keras_freeze.storage.network import (
     are_integers,
-    as_bits,
     build_model,
-    checksum,
     dtype_of,
     fingerprint,
     finish_loading,
-    from_bits,
     is_random_state,
-    numpy_dtype,
     optimizer_variables,
     set_bits,
     variables_of,
@@ -48,6 +45,7 @@ from keras_freeze.storage.network import (
 )
 from keras_freeze.storage.sources import initializer_of, regenerate, scaled
 from keras_freeze.storage.value_coding import decode_values
+from keras_freeze.text import printable, printable_cause
 
 
 def load(
@@ -122,8 +120,8 @@ def open_base(base: keras.Model | str | os.PathLike[str]) -> keras.Model:
     except ValueError as error:
         raise ValueError(
             "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
-            f"Received: base={base!r}. Keras says: {error}"
-        ) from error
+            f"Received: base={base!r}. Keras says: {printable(str(error), 500)}"
+        ) from printable_cause(error)
 
 
 @dataclass(frozen=True)
@@ -139,20 +137,6 @@ class Values:
     bits: list[np.ndarray]
     mask: FreezeMask | None
     optimizer: list[np.ndarray]
-
-
-def read_mask(path: str | os.PathLike[str]) -> FreezeMask:
-    """The freezing mask in a file; `FreezeMask.load` is the way to call this.
-
-    Raises:
-        FreezeFileError: if the file is damaged, or has no mask.
-    """
-    with naming(path):
-        container = read_container(path)
-        mask = mask_of(Header.from_json(container.header), container)
-        if mask is None:
-            raise FreezeFileError("It holds a network without a freezing mask.")
-    return mask
 
 
 def restored(header: Header, container: Container, base: Sequence[Any] | None) -> Values:
@@ -209,15 +193,8 @@ def check_variables(header: Header, variables: Sequence[Any]) -> None:
 
 def mask_of(header: Header, container: Container) -> FreezeMask | None:
     """The freezing mask of a file; None if it has none."""
-    records = [(r, r.entry) for r in header.records if r.entry is not None]
-    masks = decode_masks(container.mask, [r.shape for r, _ in records])
-    if not records:
-        return None
-    entries = [
-        MaskEntry(entry.position, r.path, trained, entry.is_weight)
-        for (r, entry), trained in zip(records, masks, strict=True)
-    ]
-    return FreezeMask(entries, num_rescued=header.num_rescued)
+    entries = [MaskEntry(*entry) for entry in decode_entries(header, container)]
+    return FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
 
 
 def _stored_values(

@@ -60,6 +60,33 @@ def decode_masks(stream: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
     return masks
 
 
+def count_masks(stream: bytes, shapes: Sequence[tuple[int, ...]], most: int) -> list[int] | None:
+    """How many entries are trained in the masks of variables of these shapes.
+
+    One mask after the other is decoded and forgotten; what is all frozen or all trained is not
+    decoded.
+
+    Returns:
+        The counts; None if more than `most` entries would have to be decoded.
+
+    Raises:
+        FreezeFileError: for a stream that `encode_masks` does not write.
+    """
+    decoder = Decoder(stream, "mask")
+    counts = []
+    for shape in map(matrix_shape, shapes):
+        mode = decoder.bits(_MODE_BITS)
+        if mode in (_ALL_FROZEN, _ALL_TRAINED):
+            counts.append(math.prod(shape) if mode == _ALL_TRAINED else 0)
+            continue
+        most -= math.prod(max(length, 1) for length in shape)
+        if most < 0:
+            return None
+        counts.append(int(np.count_nonzero(_decode_entries(decoder, shape, mode))))
+    decoder.finish()
+    return counts
+
+
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The axes that have levels: the last two, and all before them as one."""
     if len(shape) <= 2:
@@ -92,6 +119,10 @@ def _decode_mask(decoder: Decoder, shape: tuple[int, ...]) -> np.ndarray:
     mode = decoder.bits(_MODE_BITS)
     if mode in (_ALL_FROZEN, _ALL_TRAINED):
         return np.full(shape, mode == _ALL_TRAINED)
+    return _decode_entries(decoder, shape, mode)
+
+
+def _decode_entries(decoder: Decoder, shape: tuple[int, ...], mode: int) -> np.ndarray:
     size = math.prod(shape)
     if mode == _ONE_RATE:
         num_trained = decoder.number(max(size - 2, 0)) + 1

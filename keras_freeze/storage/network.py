@@ -3,12 +3,10 @@
 import copy
 import hashlib
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 
 # As Keras's own saving does; without it, objects that several parts share would be made twice.
@@ -18,6 +16,7 @@ from keras_freeze import backend, initializers
 from keras_freeze._version import __version__
 from keras_freeze.freezing import freeze_optimizer_of, optimizer_of
 from keras_freeze.parameters import path_of
+from keras_freeze.storage.bits import as_bits, from_bits, little_endian, numpy_dtype
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import WIDTHS
 
@@ -64,22 +63,6 @@ def bits_of(variable: Any) -> np.ndarray:
     return as_bits(backend.to_numpy(variable), dtype_of(variable))
 
 
-def as_bits(values: Any, dtype: str) -> np.ndarray:
-    """Values of a dtype as a vector of bit patterns."""
-    array = np.ascontiguousarray(np.asarray(values)).reshape(-1)
-    return array.view(f"u{WIDTHS[dtype]}")
-
-
-def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """The values of bit patterns."""
-    return bits.view(numpy_dtype(dtype))
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name of Keras's."""
-    return np.dtype(getattr(ml_dtypes, dtype, dtype))
-
-
 def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
     """Gives a variable the values of bit patterns of its dtype, or of another integer.
 
@@ -113,11 +96,6 @@ def fingerprint(variables: Sequence[Any]) -> str:
         digest.update(f"{tuple(variable.shape)} {dtype_of(variable)}\n".encode())
         digest.update(little_endian(bits_of(variable)))
     return digest.hexdigest()
-
-
-def little_endian(bits: np.ndarray) -> Any:
-    """Bit patterns as a buffer of bytes, the same on every machine."""
-    return np.ascontiguousarray(bits, bits.dtype.newbyteorder("<")).data
 
 
 def config_of(model: keras.Model) -> dict[str, Any]:
@@ -203,11 +181,6 @@ def versions() -> dict[str, str]:
         "keras": keras.__version__,
         keras.backend.backend(): backend.VERSION,
     }
-
-
-def checksum(bits: np.ndarray) -> int:
-    """CRC-32 of bit patterns as little-endian bytes."""
-    return zlib.crc32(little_endian(bits))
 
 
 def finish_loading(model: keras.Model) -> None:

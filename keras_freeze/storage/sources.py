@@ -9,9 +9,10 @@ import keras
 import numpy as np
 
 from keras_freeze import initializers
+from keras_freeze.storage.bits import as_bits, from_bits, numpy_dtype
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import BASE, CONSTANT, INITIALIZER, SEED, WIDTHS, Source
-from keras_freeze.storage.network import as_bits, bits_of, dtype_of, from_bits, numpy_dtype
+from keras_freeze.storage.network import bits_of, dtype_of
 
 Wanted = tuple[Source, tuple[int, ...], str]
 """A source, and the shape and dtype of the variable."""

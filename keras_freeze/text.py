@@ -1,0 +1,28 @@
+"""Text from files and errors, made safe to print."""
+
+_MOST_CHAINED = 20_000  # characters of an error that is shown beside another one
+
+
+def printable(text: str, longest: int) -> str:
+    """Text with escapes, as `repr` writes them, for all that does more than show a character.
+
+    Those are control characters (a terminal takes them as commands), line ends, characters that
+    turn the direction of writing or are not seen, and halves of surrogate pairs, which cannot be
+    printed at all. Of more than `longest` characters, the beginning and the end are left.
+    """
+    if len(text) > longest:
+        end = longest // 3
+        text = f"{text[: longest - end - 3]}...{text[-end:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def printable_cause(error: BaseException) -> BaseException | None:
+    """An error to show as the cause of another one; None if its text or that of its causes is not
+    printable, or is very long."""
+    cause: BaseException | None = error
+    while cause is not None:
+        lines = [*str(cause).split("\n"), *getattr(cause, "__notes__", ())]
+        if not all(map(str.isprintable, lines)) or sum(map(len, lines)) > _MOST_CHAINED:
+            return None
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return error
