@@ -214,35 +214,126 @@ def _moments(
 class CompactGradient(tf.IndexedSlices):
     """The gradient of a kernel at its trained entries alone: rank-1 values at flat, sorted indices.
 
-    An optimizer that knows of it takes the values; where TensorFlow adds the gradient to that of
-    another use of the kernel, or anyone asks for a tensor, it becomes one of the kernel's shape,
-    which is zero elsewhere. Two of them are added up by being joined, as `tf.IndexedSlices` are.
+    An optimizer that knows of it takes the values. To all others it stands for a tensor of the
+    kernel's shape, which is zero elsewhere, and becomes one where it has to. Two of them from one
+    tape are added up by being joined, as `tf.IndexedSlices` are.
     """
 
+    # NumPy would otherwise compute with one entry of an array at a time.
+    __array_ufunc__ = None
+
     def __init__(self, values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> None:
-        indices = tf.convert_to_tensor(tensor_variable(indices))
         # As far as TensorFlow is concerned, this is the gradient of the flat kernel.
-        super().__init__(values, indices, tf.constant([math.prod(kernel_shape)], indices.dtype))
+        size = tf.constant([math.prod(kernel_shape)], indices.dtype)
+        super().__init__(values, tf.convert_to_tensor(tensor_variable(indices)), size)
+        self._trained = indices
         self.kernel_shape = kernel_shape
 
-    def _with_values(self, values: Any) -> "CompactGradient":
-        return CompactGradient(values, self.indices, self.kernel_shape)
+    @classmethod
+    def _of_parts(cls, parts: Sequence[Any], kernel_shape: tuple[int, ...]) -> "CompactGradient":
+        """From what TensorFlow takes apart, which need not be tensors."""
+        gradient = cls.__new__(cls)
+        tf.IndexedSlices.__init__(gradient, *parts)
+        gradient._trained = gradient.indices
+        gradient.kernel_shape = kernel_shape
+        return gradient
 
-    # Arithmetic of people who accumulate or scale gradients by hand.
+    @property
+    def shape(self) -> Any:
+        """The kernel's shape."""
+        return tf.TensorShape(self.kernel_shape)
+
+    @property
+    def _type_spec(self) -> Any:
+        return _CompactGradientSpec(*super()._type_spec._serialize(), self.kernel_shape)
+
+    def _with_values(self, values: Any) -> "CompactGradient":
+        return CompactGradient(values, self._trained, self.kernel_shape)
+
+    def _is_alike(self, other: Any) -> bool:
+        """Whether another gradient has the same entries of the same kernel."""
+        return (
+            isinstance(other, CompactGradient)
+            and other._trained is self._trained
+            and other.kernel_shape == self.kernel_shape
+        )
+
+    def numpy(self) -> np.ndarray:
+        """The gradient in the kernel's shape."""
+        return tf.convert_to_tensor(self).numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype)
+
+    # Arithmetic of people who accumulate, scale or mask gradients by hand. What does not give zero
+    # at frozen entries, or is with a tensor in full shape, gives a tensor in full shape.
     def __add__(self, other: Any) -> Any:
-        if isinstance(other, CompactGradient):
+        if self._is_alike(other):
             return self._with_values(self.values + other.values)
         return tf.convert_to_tensor(self) + other
 
     __radd__ = __add__
 
-    def __mul__(self, factor: Any) -> "CompactGradient":
-        return self._with_values(self.values * factor)
+    def __sub__(self, other: Any) -> Any:
+        if self._is_alike(other):
+            return self._with_values(self.values - other.values)
+        return tf.convert_to_tensor(self) - other
+
+    def __neg__(self) -> "CompactGradient":
+        return self._with_values(-self.values)
+
+    def __abs__(self) -> "CompactGradient":
+        return self._with_values(abs(self.values))
+
+    def __mul__(self, factor: Any) -> Any:
+        if self._is_alike(factor):
+            return self._with_values(self.values * factor.values)
+        if _is_scalar(factor):
+            return self._with_values(self.values * factor)
+        return tf.convert_to_tensor(self) * factor
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Any) -> "CompactGradient":
-        return self._with_values(self.values / divisor)
+    def __truediv__(self, divisor: Any) -> Any:
+        if _is_scalar(divisor):
+            return self._with_values(self.values / divisor)
+        return tf.convert_to_tensor(self) / divisor
+
+
+def _in_full_shape_first(name: str) -> Callable[..., Any]:
+    def operator(self: CompactGradient, *others: Any) -> Any:
+        return getattr(tf.convert_to_tensor(self), name)(*others)
+
+    return operator
+
+
+for _name in (
+    *("__rsub__", "__rtruediv__", "__pow__", "__rpow__", "__matmul__", "__rmatmul__"),
+    *("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__getitem__"),
+    *("__lt__", "__le__", "__gt__", "__ge__"),
+):
+    setattr(CompactGradient, _name, _in_full_shape_first(_name))
+
+
+def _is_scalar(value: Any) -> bool:
+    shape = value.shape if hasattr(value, "shape") else np.shape(value)
+    return tf.TensorShape(shape).rank == 0
+
+
+class _CompactGradientSpec(tf.IndexedSlicesSpec):
+    """Lets a CompactGradient leave a `tf.function`."""
+
+    value_type = property(lambda self: CompactGradient)
+
+    def __init__(self, *arguments: Any) -> None:
+        *rest, self._kernel_shape = arguments
+        super().__init__(*rest)
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return (*super()._serialize(), self._kernel_shape)
+
+    def _from_components(self, parts: Sequence[Any]) -> CompactGradient:
+        return CompactGradient._of_parts(parts, self._kernel_shape)
 
 
 def _in_full_shape(
@@ -257,6 +348,23 @@ def _in_full_shape(
 tf.register_tensor_conversion_function(CompactGradient, _in_full_shape, priority=50)
 
 
+# Functions that make a plain `tf.IndexedSlices`, a gradient of the flat kernel, of every one that
+# they are given. `tf.cast` is called by most of `keras.ops`.
+@tf.experimental.dispatch_for_api(tf.cast, {"x": CompactGradient})
+def _cast(x: Any, dtype: Any, name: Any = None) -> CompactGradient:
+    return x._with_values(tf.cast(x.values, dtype, name))
+
+
+@tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": CompactGradient})
+def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
+    return tf.clip_by_norm(tf.convert_to_tensor(t), clip_norm, axes, name)
+
+
+@tf.experimental.dispatch_for_api(tf.clip_by_value, {"t": CompactGradient})
+def _clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+    return tf.clip_by_value(tf.convert_to_tensor(t), clip_value_min, clip_value_max, name)
+
+
 def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     """A variable's gradient at flat, sorted `indices`, from one in full shape or a compact one."""
     is_sparse = isinstance(gradient, tf.IndexedSlices)
@@ -265,7 +373,9 @@ def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
         if not gradient.shape.is_compatible_with(tuple(variable.shape)):
             raise ValueError(
                 f"The gradient of a variable of shape {tuple(variable.shape)} must have that "
-                f"shape. Received: a gradient of shape {tuple(gradient.shape)}"
+                f"shape. Received: a gradient of shape {tuple(gradient.shape)}. If your own step "
+                "has made a flat one of a gradient of trained entries alone: call "
+                "`keras_freeze.restore_gradients(model)` first."
             )
         return gather(gradient, indices)
     count = tensor_variable(indices).shape[0]

@@ -107,8 +107,8 @@ def by_hand():
     return network
 
 
-def assert_trained_as_by_hand(model, mask):
-    expected = by_hand()
+def assert_trained_as_by_hand(model, mask, expected=None):
+    expected = by_hand() if expected is None else expected
     variables = model.trainable_variables
     assert [e.position for e in mask.entries] == [0, 2, 4]
     for entry in mask.entries:
@@ -147,6 +147,31 @@ def test_the_program_of_this_backend_does_what_fit_does(way, run):
     assert kf.get_mask(model) == left.optimizer.mask
     for variable, other in zip(model.variables, left.model.variables, strict=True):
         np.testing.assert_allclose(value_of(variable), value_of(other), rtol=1e-3, atol=2e-5)
+
+
+class SharpnessAwareByHand(DenseByHand):
+    """Takes each gradient where the trained weights are moved uphill, by 0.05 in all."""
+
+    def gradients(self, x, y):
+        def differentiate():
+            found = super(SharpnessAwareByHand, self).gradients(x, y)
+            return [np.where(mask, g, 0.0) for g, mask in zip(found, self.masks, strict=True)]
+
+        before, first = self.values, differentiate()
+        scale = 0.05 / np.sqrt(sum(np.square(g).sum() for g in first))
+        self.values = [v + scale * g for v, g in zip(before, first, strict=True)]
+        second, self.values = differentiate(), before
+        return second
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a program for TensorFlow")
+def test_the_program_that_moves_weights_itself_trains_as_by_hand(run):
+    left = run(program("TensorFlow: a step that moves the weights itself"))
+    expected = SharpnessAwareByHand(first_values(), learning_rate=0.05, momentum=0.9)
+    expected.masks = by_hand().masks
+    for batch in batches():
+        expected.step(*batch)
+    assert_trained_as_by_hand(left.model, left.mask, expected)
 
 
 @needs_torch
