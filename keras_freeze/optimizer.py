@@ -169,6 +169,29 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             self._updates = self._make_updates(parameters)
             super().build(list(variables))
             self._pending = None
+            self._warn_of_constraints(parameters)
+
+    def _warn_of_constraints(self, parameters: Sequence[Parameter]) -> None:
+        """Says which constraints cannot hold, as they cannot reach frozen entries."""
+        if self.frozen_weights == "zero":  # zeros leave it to the trained entries to comply
+            return
+        mask = self.mask
+        partly = [p.position for p in parameters if p.is_frozen_candidate]
+        if mask is not None:
+            partly = [entry.position for entry in mask.entries if not entry.trained.all()]
+        constrained = [
+            f"{type(constraint).__name__} of {parameters[position].path!r}"
+            for position in partly
+            if (constraint := getattr(parameters[position].variable, "constraint", None))
+        ]
+        if constrained:
+            warnings.warn(
+                "Constraints cannot hold where entries are frozen, since those keep their values; "
+                "they are applied to the trained entries alone. Take the constraint away, "
+                "`exclude` the layer, or use frozen_weights='zero'. "
+                f"Received: {', '.join(constrained)}",
+                stacklevel=2,
+            )
 
     def _make_updates(self, parameters: Sequence[Parameter]) -> Update:
         arguments = (self.inner_optimizer, parameters, self.frozen_weights, self.l2)
