@@ -24,6 +24,9 @@ class Batches:
         steps: how many batches of a dataset.
         batch_size: splits arrays into pieces, each with its share of the batch as its weight.
 
+    Attributes:
+        items: each batch as `fit` gives it to a `train_step`, and its weight in the sum.
+
     Raises:
         ValueError: for empty data, lengths that differ, or a dataset of fewer batches.
         TypeError: for `x` that is neither, or `steps` or `batch_size` that are not positive ints.
@@ -41,17 +44,21 @@ class Batches:
             _check_positive("batch_size", batch_size)
         if _is_dataset(x):
             _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
-            self._batches = [(*data, 1.0) for data in _first(_read(x), steps)]
+            self.items = [(_tensors(item), 1.0) for item in _first(_items(x), steps)]
         else:
             if steps != 1:
                 raise ValueError(
                     "Arrays are one batch; `steps` is for datasets. Received: "
                     f"steps={steps} with arrays."
                 )
-            self._batches = _array_batches(x, y, sample_weight, batch_size)
+            pieces = _array_batches(x, y, sample_weight, batch_size)
+            self.items = [
+                (keras.utils.pack_x_y_sample_weight(*parts), weight) for *parts, weight in pieces
+            ]
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
+        for item, weight in self.items:
+            yield (*keras.utils.unpack_x_y_sample_weight(item), weight)
 
 
 class Passes:
@@ -127,15 +134,20 @@ def _is_endless(dataset: Any) -> bool:
 
 def _read(dataset: Any) -> Iterator[Any]:
     """One pass over a dataset: (x, y, sample_weight) of each batch."""
-    items = _items(dataset) if isinstance(dataset, keras.utils.PyDataset) else dataset
-    for item in items:
+    for item in _items(dataset):
         yield tuple(_tensors(part) for part in keras.utils.unpack_x_y_sample_weight(item))
 
 
-def _items(dataset: keras.utils.PyDataset) -> Iterator[Any]:
+def _items(dataset: Any) -> Iterator[Any]:
+    if not isinstance(dataset, keras.utils.PyDataset):
+        yield from dataset
+        return
     endless = dataset.num_batches is None
     for index in itertools.count() if endless else range(dataset.num_batches):
-        yield dataset[index]
+        item = dataset[index]
+        if isinstance(item, list):
+            item = tuple(item)
+        yield item if isinstance(item, (tuple, dict)) else (item,)
 
 
 def _first(batches: Iterable[Any], steps: int) -> Iterator[Any]:

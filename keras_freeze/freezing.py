@@ -11,17 +11,19 @@ from keras import tree
 
 from keras_freeze import backend, initializers, saliency, sparse_gradients
 from keras_freeze.batches import Batch, Batches
+from keras_freeze.kept_state import held_by, only_layers_built, values_kept
 from keras_freeze.loss import (
     check_takes_logits,
     data_errors,
     hessian_gradient_products,
     loss_gradients,
     loss_scale,
-    state_kept,
 )
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.parameters import WEIGHT, Parameter, classify, kind_of, path_of, shorten
+from keras_freeze.recording import Record
+from keras_freeze.train_step import has_own_train_step, recorded_gradients
 
 # The optimizers of models that are trained in a loop of the user's own, so that these models can be
 # asked for their masks, too.
@@ -84,25 +86,21 @@ def freeze(
     keras_freeze.freeze(model, mask={"fc1/kernel": np.tri(784, 300, dtype=bool)}, overwrite=True)
     ```
     """
+    _check_model(model)
+    if mask is None and loss is None and has_own_train_step(model):
+        batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
+        return _freeze_by_train_step(model, batches, optimizer, overwrite)
     outer = _required_optimizer(model, optimizer)
     if hasattr(outer, "optimizers") and not _freeze_optimizers(outer) and model.built:
         _build_optimizer(model, outer)  # a MultiOptimizer may know its parts only then
     freeze_optimizer = _freeze_optimizer_in(outer)
-    if freeze_optimizer.mask is not None and not overwrite:
-        raise ValueError(
-            "This model is frozen already, and freezing it again would choose other weights from "
-            "trained ones. Pass overwrite=True to do so."
-        )
+    _check_not_frozen([freeze_optimizer], overwrite)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
     _build_model(model, batches)
     variables = _variables_of(model, outer, freeze_optimizer)
     parameters = classify(variables, freeze_optimizer.exclude)
     if mask is None:
-        if batches is None:
-            raise ValueError(
-                "Argument `x` must be a batch of inputs or a dataset, or `mask` a mask. "
-                "Received: x=None, mask=None"
-            )
+        batches = _required_batches(batches)
         scale = loss_scale(outer)
         with backend.outside_strategy():
             new_mask = _computed_mask(model, parameters, batches, freeze_optimizer, loss, scale)
@@ -115,6 +113,79 @@ def freeze(
     _restrict_gradients(model)
     _trace_again(model)
     return new_mask
+
+
+def _freeze_by_train_step(
+    model: keras.Model, batches: Batches | None, optimizer: Any, overwrite: bool
+) -> FreezeMask:
+    """`freeze` for a model with a `train_step` of its own: each FreezeOptimizer gets a mask."""
+    _check_not_frozen(_freeze_optimizers_held_by(model, optimizer), overwrite)
+    outer = optimizer_of(model) if optimizer is None else optimizer
+    if isinstance(outer, keras.optimizers.MultiOptimizer):
+        _build_optimizer(model, outer)  # only its build says who updates what
+    records = recorded_gradients(model, _required_batches(batches))
+    masks = []
+    for record in records:
+        variables = _variables_of_record(model, outer, record)
+        masks.append((record, variables, _recorded_mask(record, variables)))
+    for record, variables, mask in masks:
+        record.optimizer.set_mask(mask, variables)
+    if any(record.optimizer in _freeze_optimizers(outer) for record in records):
+        _build_optimizer(model, outer)
+    if optimizer is not None:
+        _loop_optimizers[model] = optimizer
+    _restrict_gradients(model)
+    _trace_again(model)
+    of_outer = [m for record, _, m in masks if record.optimizer in _freeze_optimizers(outer)]
+    return (of_outer or [mask for _, _, mask in masks])[0]
+
+
+def _freeze_optimizers_held_by(model: keras.Model, optimizer: Any) -> list[FreezeOptimizer]:
+    """Every FreezeOptimizer that a training step of the model may use."""
+    found = [one for one in held_by(model) if isinstance(one, FreezeOptimizer)]
+    found += [one for one in _freeze_optimizers(optimizer) if one not in found]
+    if not found:
+        raise ValueError(
+            "The model has no FreezeOptimizer, such as "
+            "FreezeOptimizer(keras.optimizers.SGD(0.1)): compile it with one, or give it one as "
+            f"an attribute. Received: model={model!r}"
+        )
+    return found
+
+
+def _variables_of_record(model: keras.Model, outer: Any, record: Record) -> list[Any]:
+    """What a FreezeOptimizer is built for: as Keras builds it, or else what it was handed."""
+    if record.optimizer.built:
+        return list(record.optimizer._trainable_variables)
+    whole = model.trainable_variables
+    is_of_model = record.optimizer in _freeze_optimizers(outer)
+    if is_of_model and record.variables.keys() <= {id(v) for v in whole}:
+        return list(whole)
+    return list(record.variables.values())
+
+
+def _recorded_mask(record: Record, variables: list[Any]) -> FreezeMask:
+    optimizer = record.optimizer
+    parameters = classify(variables, optimizer.exclude)
+    handed = [p for p in parameters if id(p.variable) in record.gradients]
+    candidates = _frozen_candidates(handed)
+    if saliency.as_grasp(optimizer.criterion) is not None:
+        raise ValueError(
+            'The criterion "grasp" needs the Hessian of the loss, which a model\'s own '
+            "`train_step` does not tell: give `freeze` a `loss`, or use another criterion."
+        )
+    if optimizer.criterion == saliency.RANDOM:
+        scores = _random_scores(candidates, optimizer.seed)
+    else:
+        scores = [
+            backend.to_numpy(
+                saliency.score(
+                    optimizer.criterion, p.variable, record.gradients[id(p.variable)], p.path
+                )
+            )
+            for p in candidates
+        ]
+    return _mask_of_scores(candidates, scores, optimizer)
 
 
 def restrict_gradients(model: keras.Model) -> list[str]:
@@ -357,6 +428,23 @@ def _required_optimizer(model: keras.Model, optimizer: Any = None) -> Any:
     return optimizer
 
 
+def _required_batches(batches: Batches | None) -> Batches:
+    if batches is None:
+        raise ValueError(
+            "Argument `x` must be a batch of inputs or a dataset, or `mask` a mask. "
+            "Received: x=None, mask=None"
+        )
+    return batches
+
+
+def _check_not_frozen(optimizers: list[FreezeOptimizer], overwrite: bool) -> None:
+    if not overwrite and any(one.mask is not None for one in optimizers):
+        raise ValueError(
+            "This model is frozen already, and freezing it again would choose other weights from "
+            "trained ones. Pass overwrite=True to do so."
+        )
+
+
 def _freeze_optimizers(optimizer: Any) -> list[FreezeOptimizer]:
     if isinstance(optimizer, FreezeOptimizer):
         return [optimizer]
@@ -406,7 +494,12 @@ def _build_model(model: keras.Model, batches: Batches | None) -> None:
     if batches is None:
         raise ValueError("The model is not built: pass a batch of inputs as `x`.")
     x = next(iter(batches))[0]
-    with backend.strategy_scope(model), state_kept(model), data_errors(0):
+    with (
+        backend.strategy_scope(model),
+        only_layers_built(model),
+        values_kept(model),
+        data_errors(0),
+    ):
         model(x)
 
 
@@ -418,18 +511,29 @@ def _computed_mask(
     loss: Any,
     scale: float,
 ) -> FreezeMask:
+    candidates = _frozen_candidates(parameters)
+    scores = _scores(model, candidates, batches, optimizer.criterion, optimizer.seed, loss, scale)
+    return _mask_of_scores(candidates, scores, optimizer)
+
+
+def _frozen_candidates(parameters: list[Parameter]) -> list[Parameter]:
     candidates = [p for p in parameters if p.is_frozen_candidate]
     if not candidates:
         raise ValueError(
             "The model has no weights that could be frozen. Its trainable variables are "
             f"{shorten([p.path for p in parameters])}."
         )
-    scores = _scores(model, candidates, batches, optimizer.criterion, optimizer.seed, loss, scale)
+    return candidates
+
+
+def _mask_of_scores(
+    candidates: list[Parameter], scores: list[np.ndarray], optimizer: FreezeOptimizer
+) -> FreezeMask:
     if not any(array.any() for array in scores):
         warnings.warn(
             "All scores are zero, so that the mask goes by position alone: look at the data, the "
             "sample weights and the weights themselves.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return FreezeMask.from_scores(
         scores,
@@ -439,6 +543,10 @@ def _computed_mask(
         paths=[p.path for p in candidates],
         variables=[p.variable for p in candidates],
     )
+
+
+def _random_scores(parameters: list[Parameter], seed: int) -> list[np.ndarray]:
+    return [saliency.random_scores(tuple(p.variable.shape), seed, p.position) for p in parameters]
 
 
 def _scores(
@@ -456,9 +564,7 @@ def _scores(
     variables = [p.variable for p in parameters]
     gradients = loss_gradients(model, variables, batches, loss, scale)
     if criterion == saliency.RANDOM:
-        return [
-            saliency.random_scores(tuple(p.variable.shape), seed, p.position) for p in parameters
-        ]
+        return _random_scores(parameters, seed)
     gradients.reverse()  # so that each is let go once its scores are there
     return [
         backend.to_numpy(saliency.score(criterion, p.variable, gradients.pop(), p.path))

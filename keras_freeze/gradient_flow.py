@@ -14,7 +14,8 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze.batches import Passes, length_of
 from keras_freeze.freezing import get_mask, optimizer_of
-from keras_freeze.loss import data_errors, loss_function, loss_scale, state_kept
+from keras_freeze.kept_state import state_kept
+from keras_freeze.loss import data_errors, loss_function, loss_scale
 
 REDUCTIONS = ("gradients", "norms")
 

@@ -12,6 +12,7 @@ from keras import ops, tree
 
 from keras_freeze import backend
 from keras_freeze.batches import Batch
+from keras_freeze.kept_state import state_kept
 
 _MAX_CAUSE = 300
 
@@ -226,21 +227,3 @@ def _mean_loss(function: Callable[[Any, Any], Any]) -> keras.losses.Loss:
 def loss_scale(optimizer: Any) -> float:
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return float(optimizer.scale_loss(1.0)) if scaled else 1.0
-
-
-@contextlib.contextmanager
-def state_kept(model: keras.Model) -> Iterator[None]:
-    """Puts back moving statistics, seed generators, metrics and the states of RNNs."""
-    generator = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
-    variables = [*model.non_trainable_variables, *model.metrics_variables]
-    for layer in model._flatten_layers():  # of stateful RNNs, which Keras does not list
-        states = tree.flatten(getattr(layer, "states", None))
-        variables += [state for state in states if isinstance(state, keras.Variable)]
-    if generator is not None:
-        variables.append(generator.state)
-    values = [backend.read(v) for v in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)

@@ -20,6 +20,7 @@ from keras_freeze.optimizer_state import (
     write_state,
 )
 from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
+from keras_freeze.recording import active_recorder
 from keras_freeze.saliency import Criterion, check_criterion
 from keras_freeze.updates import (
     CompactUpdate,
@@ -158,6 +159,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                 before belongs to another network.
         """
         if self.built:
+            return
+        recorder = active_recorder()
+        if recorder is not None:
+            recorder.build(self, variables)
             return
         parameters = self._check_variables(variables)
         # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
@@ -330,6 +335,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         grads = list(grads)
         if not grads:
             return
+        recorder = active_recorder()
+        if recorder is not None:
+            recorder.record(self, grads, trainable_variables)
+            return
         variables = self._variables_of_step(grads, trainable_variables)
         assert self._updates is not None
         step = [
@@ -350,6 +359,22 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         order = backend.after(checks if self._updates.variables else [])
         with order, backend.without_gradients(), keras.name_scope(self.name):
             self._updates.apply(step)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
+    ) -> Any:
+        """`apply` for JAX: returns the new values of model and optimizer variables.
+
+        Args:
+            optimizer_variables, trainable_variables: arrays, the values of `variables` and of the
+                variables the optimizer was built with.
+            grads: their gradients.
+        """
+        recorder = active_recorder()
+        if recorder is not None:
+            recorder.record_stateless(self, list(grads), trainable_variables)
+            return trainable_variables, optimizer_variables
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def _variables_of_step(
         self, grads: list[Any], trainable_variables: Sequence[Any] | None

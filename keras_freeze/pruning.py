@@ -11,7 +11,8 @@ import numpy as np
 from keras_freeze import backend
 from keras_freeze.batches import Passes
 from keras_freeze.freezing import freeze_optimizer_of, prune
-from keras_freeze.loss import data_errors, state_kept
+from keras_freeze.kept_state import state_kept
+from keras_freeze.loss import data_errors
 
 
 @dataclass(frozen=True)

@@ -278,3 +278,45 @@ def keras_class(optimizer: Any) -> type:
 def to_numpy(value: Any) -> np.ndarray:
     """A NumPy copy of a variable or eager tensor."""
     return np.array(_tensor(value))
+
+
+def keep_gradients(variables: Sequence[Any]) -> list[Any]:
+    """Nothing: variables have no gradients of their own."""
+    return []
+
+
+def put_back_gradients(kept: list[Any]) -> None:
+    """Needless."""
+
+
+def random_state() -> Any:
+    """Nothing: JAX has no random state of its own."""
+    return ()
+
+
+def set_random_state(state: Any) -> None:
+    """Needless."""
+
+
+def eager_steps() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which compiled functions run step by step, so that no tracer leaves them."""
+    return jax.disable_jit()
+
+
+def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
+    """Runs a model's `train_step` once, as `fit` does; the state that it returns is let go."""
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:  # which a stateless step cannot do
+        model._symbolic_build(data_batch=data)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    optimizer = [] if model.optimizer is None else model.optimizer.variables
+    parts = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        optimizer,
+        model.metrics_variables,
+    )
+    state = tuple([read(v) for v in variables] for variables in parts)
+    recorder.know_arrays(model.trainable_variables, state[0])
+    model.train_step(state, data)

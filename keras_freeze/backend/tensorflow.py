@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import stateful_random_ops
 
 VERSION = tf.__version__
 
@@ -86,6 +88,11 @@ def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
     if isinstance(owner, keras.Model):
         return owner.distribute_strategy.scope()
     return owner._distribution_strategy.scope()
+
+
+def replicas_of(model: keras.Model) -> int:
+    """How many replicas a model is trained on."""
+    return int(model.distribute_strategy.num_replicas_in_sync)
 
 
 def num_replicas() -> int:
@@ -619,3 +626,71 @@ def keras_class(optimizer: Any) -> type:
 def to_numpy(value: Any) -> np.ndarray:
     """A NumPy copy of a variable or eager tensor."""
     return np.array(tf.convert_to_tensor(tensor_variable(value)).numpy())
+
+
+def is_plain_variable(value: Any) -> bool:
+    """Whether it is a variable of TensorFlow that Keras does not know of."""
+    return isinstance(value, tf.Variable)
+
+
+def keep_gradients(variables: Sequence[Any]) -> list[Any]:
+    """Nothing: variables have no gradients of their own."""
+    return []
+
+
+def put_back_gradients(kept: list[Any]) -> None:
+    """Needless."""
+
+
+def random_state() -> Any:
+    """The state of TensorFlow's random numbers."""
+    generator = stateful_random_ops.global_generator
+    rng = getattr(context.context(), "_rng", None)  # since `tf.random.set_seed`
+    return (
+        generator,
+        None if generator is None else read(generator.state),
+        None if rng is None else rng.getstate(),
+    )
+
+
+def set_random_state(state: Any) -> None:
+    """Puts back what `random_state` has found."""
+    generator, value, of_operations = state
+    stateful_random_ops.global_generator = generator
+    if generator is not None:
+        generator.state.assign(value)
+    rng = getattr(context.context(), "_rng", None)
+    if rng is not None and of_operations is not None and rng.getstate() != of_operations:
+        rng.setstate(of_operations)
+        # An operation of the same seed would go on where it stopped, rather than start again.
+        context.context().clear_kernel_cache()
+
+
+def eager_steps() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which functions run step by step and layers compute every gradient.
+
+    A `tf.function` then neither keeps a trace of what is done here nor uses one of before.
+    """
+    return _eager_steps()
+
+
+@contextlib.contextmanager
+def _eager_steps() -> Iterator[None]:
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        with _all_gradients():
+            yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
+    """Runs a model's `train_step` once, as `fit` does."""
+    model.train_step(data)
+
+
+def create_variables(model: keras.Model, data: Any) -> None:
+    """Builds what a model's training step uses, for a batch of data, by tracing the step."""
+    step = tf.function(lambda data: model.train_step(data), autograph=False)
+    step.get_concrete_function(data)

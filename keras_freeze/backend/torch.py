@@ -198,3 +198,43 @@ def to_numpy(value: Any) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:  # which NumPy does not know
         return tensor.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
     return tensor.numpy().copy()
+
+
+def keep_gradients(variables: Sequence[Any]) -> list[Any]:
+    """The `.grad` of variables, and a copy of each."""
+    tensors = [v.value for v in variables]
+    gradients = [(tensor, tensor.grad) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return [(t, g, None if g is None else g.detach().clone()) for t, g in gradients]
+
+
+def put_back_gradients(kept: list[Any]) -> None:
+    """Puts back what `keep_gradients` has found."""
+    for tensor, gradient, content in kept:
+        if gradient is not None:
+            gradient.detach().copy_(content)
+        tensor.grad = gradient
+
+
+def random_state() -> Any:
+    """The state of PyTorch's random numbers."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), on_gpus
+
+
+def set_random_state(state: Any) -> None:
+    """Puts back what `random_state` has found."""
+    on_cpu, on_gpus = state
+    torch.set_rng_state(on_cpu)
+    if on_gpus is not None:
+        torch.cuda.set_rng_state_all(on_gpus)
+
+
+def eager_steps() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which compiled functions run step by step."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
+    """Runs a model's `train_step` once, as `fit` does."""
+    with torch.enable_grad():
+        model.train_step(data)

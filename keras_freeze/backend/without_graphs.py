@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 RESTRICTS_GRADIENTS = False
 
 
@@ -31,6 +33,11 @@ def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def replicas_of(model: keras.Model) -> int:
+    """How many replicas a model is trained on."""
+    return 1
+
+
 def num_replicas() -> int:
     """How many replicas there are whose gradients an optimizer sums."""
     return 1
@@ -48,3 +55,13 @@ def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
 def is_traced() -> bool:
     """Whether a graph is being built that may be executed when its variables are gone."""
     return False
+
+
+def is_plain_variable(value: Any) -> bool:
+    """Whether it is a variable of the backend that Keras does not know of."""
+    return False
+
+
+def create_variables(model: keras.Model, data: Any) -> None:
+    """Builds what a model's training step uses, for a batch of data, as `fit` does."""
+    model._symbolic_build(data_batch=data)

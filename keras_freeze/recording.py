@@ -1,0 +1,118 @@
+"""What a training step hands to its FreezeOptimizers, written down instead of applied.
+
+While a `Recorder` is active in a thread, every FreezeOptimizer that is used in this thread records
+its gradients in it and leaves variables, its own state and its inner optimizer alone.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras import ops
+
+from keras_freeze import backend
+
+_of_thread = threading.local()
+
+
+@dataclass
+class Record:
+    """What one FreezeOptimizer was handed.
+
+    Attributes:
+        optimizer: the FreezeOptimizer.
+        variables: every variable that came with a gradient or with None, by its id, in order of
+            first appearance.
+        gradients: the float32 sums of the gradients, by the id of their variable.
+    """
+
+    optimizer: Any
+    variables: dict[int, Any] = field(default_factory=dict)
+    gradients: dict[int, Any] = field(default_factory=dict)
+
+    def add(self, variable: Any, gradient: Any, weight: float) -> None:
+        """Adds a gradient, times the weight of its batch."""
+        self.variables.setdefault(id(variable), variable)
+        if gradient is None:
+            return
+        gradient = ops.multiply(ops.cast(backend.to_dense(gradient), "float32"), weight)
+        before = self.gradients.get(id(variable))
+        self.gradients[id(variable)] = gradient if before is None else before + gradient
+
+    def copy(self) -> "Record":
+        """A record to which more can be added."""
+        return Record(self.optimizer, dict(self.variables), dict(self.gradients))
+
+
+class Recorder:
+    """Collects what all FreezeOptimizers are handed.
+
+    Attributes:
+        weight: of the present batch, by which its gradients are multiplied.
+        records: what each FreezeOptimizer was handed, by its id.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.records: dict[int, Record] = {}
+        self._built_for: dict[int, list[Any]] = {}
+        self._arrays: dict[int, tuple[Any, Any]] = {}
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Notes what a FreezeOptimizer would have been built for."""
+        self._built_for[id(optimizer)] = list(variables)
+
+    def know_arrays(self, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Tells which arrays stand for which variables in a stateless step."""
+        # The arrays are kept, so that no other gets the id of one.
+        self._arrays = {id(a): (a, v) for v, a in zip(variables, arrays, strict=True)}
+
+    def record(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """Records gradients and their variables; those the optimizer is built for if None."""
+        variables = self._variables_of(optimizer) if variables is None else list(variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "Argument `grads` must have one gradient for each variable. "
+                f"Received: {len(grads)} gradients for {len(variables)} variables."
+            )
+        record = self.records.setdefault(id(optimizer), Record(optimizer))
+        # The inner optimizer would divide by its loss scale.
+        weight = self.weight / (optimizer.loss_scale_factor or 1.0)
+        for gradient, variable in zip(grads, variables, strict=True):
+            record.add(variable, gradient, weight)
+
+    def record_stateless(self, optimizer: Any, grads: Sequence[Any], arrays: Any) -> None:
+        """Records gradients where arrays stand for the variables."""
+        known = [self._arrays.get(id(array)) for array in arrays]
+        variables = [one[1] for one in known if one is not None]
+        if len(variables) < len(known):
+            variables = self._variables_of(optimizer)
+        self.record(optimizer, grads, variables)
+
+    def _variables_of(self, optimizer: Any) -> list[Any]:
+        if optimizer.built:
+            return list(optimizer._trainable_variables)
+        if id(optimizer) not in self._built_for:
+            raise ValueError(
+                "`apply(grads)` without variables needs an optimizer that is built: call "
+                "`optimizer.build(variables)` first."
+            )
+        return self._built_for[id(optimizer)]
+
+
+def active_recorder() -> Recorder | None:
+    """The Recorder of this thread, if gradients are being recorded."""
+    return getattr(_of_thread, "recorder", None)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Recorder]:
+    """Lets the FreezeOptimizers that are used in this thread record in a new Recorder."""
+    before = active_recorder()
+    _of_thread.recorder = Recorder()
+    try:
+        yield _of_thread.recorder
+    finally:
+        _of_thread.recorder = before

@@ -1,0 +1,189 @@
+"""What a model's own `train_step` hands to FreezeOptimizers, with the model left as it was."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_freeze import backend
+from keras_freeze.batches import Batches
+from keras_freeze.kept_state import (
+    KeptState,
+    KeptValues,
+    everything_kept,
+    held_by,
+    only_layers_built,
+    trained_variables,
+    variables_among,
+)
+from keras_freeze.loss import data_errors
+from keras_freeze.parameters import path_of, shorten
+from keras_freeze.recording import Record, Recorder, recording
+
+
+def has_own_train_step(model: keras.Model) -> bool:
+    """Whether a model overrides the `train_step` of Keras, in its class or for itself."""
+    return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
+
+
+def recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
+    """Runs a model's `train_step` and records what its FreezeOptimizers would have been handed.
+
+    The model is left as it was, bit for bit: variables, optimizers, metrics, attributes of its
+    objects, random state. Only layers that were not built are built.
+
+    Args:
+        model: a model with a `train_step` of its own.
+        batches: the batches; the gradients of all are summed. Each starts from the same weights.
+
+    Returns:
+        For each FreezeOptimizer that was handed a gradient what it was handed, in the order of
+        their first steps.
+
+    Raises:
+        ValueError: for a model that cannot be built; if no FreezeOptimizer was handed a gradient;
+            for gradients that are not finite; or under a strategy of several replicas.
+    """
+    _check_one_replica(model)
+    _build_layers(model, batches.items[0][0])
+    with (
+        everything_kept(model),
+        recording() as recorder,
+        backend.eager_steps(),
+        backend.outside_strategy(),
+    ):
+        for number, (data, recorder.weight) in enumerate(batches.items):
+            weights = KeptValues(trained_variables(model, held_by(model)))
+            with data_errors(number):
+                _run(model, data, recorder)
+            weights.put_back()
+    records = [record for record in recorder.records.values() if record.gradients]
+    if not records:
+        raise ValueError(
+            "The model's `train_step` gave no gradient to a FreezeOptimizer, so that nothing can "
+            "decide which weights are trained. Let it call the FreezeOptimizer's `apply` or "
+            "`apply_gradients`, or on JAX its `stateless_apply`; or call `freeze` with `loss` or "
+            f"`mask`. Received: model={model!r}"
+        )
+    _check_known(model, records)
+    _check_finite(records)
+    return records
+
+
+def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
+    """One step; again with half the loss scale where gradients have overflowed with it."""
+    scaled = [one for one in held_by(model) if isinstance(one, keras.optimizers.LossScaleOptimizer)]
+    if not scaled:
+        backend.run_train_step(model, data, recorder)
+        return
+    start = KeptState(model)
+    records = {key: record.copy() for key, record in recorder.records.items()}
+    scales = {id(one): _scale_of(one) for one in scaled}
+    while True:
+        with _overflows_noted(scaled) as overflowed:
+            backend.run_train_step(model, data, recorder)
+        if not overflowed:
+            return
+        start.put_back()
+        recorder.records = {key: record.copy() for key, record in records.items()}
+        for optimizer in overflowed:
+            scales[id(optimizer)] /= 2.0
+        if min(scales.values()) < 1.0:
+            raise ValueError(
+                "Gradients of the model's `train_step` are not finite: look for NaN or infinite "
+                "values in the data, the loss and the weights."
+            )
+        for optimizer in scaled:
+            _set_scale(optimizer, scales[id(optimizer)])
+
+
+def _scale_of(optimizer: Any) -> float:
+    return float(optimizer.scale_loss(1.0))
+
+
+def _set_scale(optimizer: Any, scale: float) -> None:
+    if optimizer.built:
+        optimizer.dynamic_scale.assign(scale)
+    else:
+        vars(optimizer)["initial_scale"] = scale
+
+
+@contextlib.contextmanager
+def _overflows_noted(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
+    """Lists the LossScaleOptimizers that let a step go because of its gradients."""
+    overflowed: list[Any] = []
+
+    def noting(optimizer: Any) -> Callable[[Any], Any]:
+        def check_finite(grads: Any) -> Any:
+            finite = type(optimizer).check_finite(optimizer, grads)
+            if not bool(finite) and optimizer not in overflowed:
+                overflowed.append(optimizer)
+            return finite
+
+        return check_finite
+
+    for optimizer in optimizers:
+        vars(optimizer)["check_finite"] = noting(optimizer)
+    try:
+        yield overflowed
+    finally:
+        for optimizer in optimizers:
+            vars(optimizer).pop("check_finite", None)
+
+
+def _build_layers(model: keras.Model, data: Any) -> None:
+    """Builds the layers of a model that its first step would build."""
+    unbuilt = [one.name for one in model._flatten_layers(include_self=False) if not one.built]
+    if not model.built and type(model).build is not keras.Model.build:
+        unbuilt.append(model.name)
+    if not unbuilt:
+        return
+    with data_errors(0), only_layers_built(model), recording():
+        try:
+            backend.create_variables(model, data)
+        except RuntimeError as error:
+            raise ValueError(
+                f"These layers are not built, and the model cannot build them by itself: "
+                f"{shorten(unbuilt)}. Build them before `freeze`: call each on a batch of its "
+                f"inputs, or give it an `Input`. {error}"
+            ) from error
+    model._clear_losses()  # of the trace
+
+
+def _check_one_replica(model: keras.Model) -> None:
+    replicas = backend.replicas_of(model)
+    if replicas > 1:
+        raise ValueError(
+            "A model with a `train_step` of its own cannot be frozen on several devices: call "
+            "`freeze` without a strategy and give its mask as `mask`, or let the first batch "
+            f"decide. Received: a strategy of {replicas} replicas."
+        )
+
+
+def _check_known(model: keras.Model, records: Sequence[Record]) -> None:
+    known = {id(v) for v in [*model.variables, *variables_among(held_by(model))]}
+    missing = [
+        path_of(variable)
+        for record in records
+        for variable in record.variables.values()
+        if id(variable) not in known
+    ]
+    if missing:
+        raise ValueError(
+            "The model's `train_step` trains variables that the model does not have, because they "
+            "are created in the step or belong to no attribute of the model: build its layers "
+            f"before, and keep them as attributes. Received: {shorten(missing)}"
+        )
+
+
+def _check_finite(records: Sequence[Record]) -> None:
+    for record in records:
+        for key, gradient in record.gradients.items():
+            if not bool(ops.all(ops.isfinite(gradient))):
+                raise ValueError(
+                    f"The gradient of {path_of(record.variables[key])!r} in the model's "
+                    "`train_step` is not finite: look for NaN or infinite values in the data, the "
+                    "loss and the weights."
+                )

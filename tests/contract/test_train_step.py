@@ -1,0 +1,432 @@
+"""Models with a training step of their own: what it hands to the optimizer decides the mask."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+from helpers import (
+    assert_frozen_bits_kept,
+    assert_trained_moved,
+    blobs,
+    crossentropy,
+    equals_by_hand,
+    is_weight,
+    mask_by_hand,
+    same_bits,
+    sgd,
+    value_of,
+    values_of,
+)
+from keras import ops
+from own_steps import BACKEND, OwnStep, gradients_by_hand, make_step, step_of
+
+import keras_freeze as kf
+
+RATE = 0.75
+
+
+def freezing(**arguments):
+    return kf.FreezeOptimizer(sgd(momentum=0.9), freeze_rate=RATE, **arguments)
+
+
+def dense(*units, inputs=6, name=None, **arguments):
+    layers = [keras.layers.Dense(n, activation="tanh", **arguments) for n in units]
+    return keras.Sequential([keras.Input((inputs,)), *layers], name=name)
+
+
+class AutoEncoder(OwnStep):
+    """A variational autoencoder as in Keras's guide: an outer model that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = dense(8, 4, name="encoder")
+        self.decoder = dense(8, 6, inputs=2, name="decoder")
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def loss_of(self, data):
+        x = data[0] if isinstance(data, (tuple, list)) else data
+        mean, log_variance = ops.split(self.encoder(x), 2, axis=-1)
+        noise = keras.random.normal(ops.shape(mean), seed=self.seed_generator)
+        decoded = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
+        divergence = ops.square(mean) + ops.exp(log_variance) - log_variance - 1.0
+        return ops.mean(ops.square(decoded - x)) + 0.1 * ops.mean(divergence)
+
+
+class Flow(OwnStep):
+    """Like a normalizing flow: a loss in `train_step`, and kernel regularizers."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = dense(8, 6, kernel_regularizer=keras.regularizers.L2(0.5))
+        self.shift = dense(8, 6, kernel_regularizer=keras.regularizers.L2(0.5))
+
+    def call(self, x):
+        return x * ops.exp(self.scale(x)) + self.shift(x), self.scale(x)
+
+    def loss_of(self, data):
+        x = data[0] if isinstance(data, (tuple, list)) else data
+        y, log_determinant = self(x)
+        return ops.mean(ops.square(y)) - ops.mean(log_determinant)
+
+
+class DictBatches(OwnStep):
+    """Trains on dicts that only the step understands."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5, seed=1),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    def call(self, x, training=False):
+        return self.network(x, training=training)
+
+    def loss_of(self, data):
+        return crossentropy()(data["label"], self(data["image"], training=True))
+
+
+class Distiller(OwnStep):
+    def __init__(self):
+        super().__init__()
+        self.teacher = dense(20, 3, name="teacher")
+        self.student = dense(8, 3, name="student")
+
+    def trained_variables(self):
+        return self.student.trainable_variables
+
+    def loss_of(self, data):
+        x, y = data
+        target = ops.stop_gradient(self.teacher(x))
+        return ops.mean(ops.square(self.student(x) - target)) + crossentropy()(y, self.student(x))
+
+
+class Adversarial(keras.Model):
+    """WGAN-like: two optimizers, and several steps of the critic for one of the generator."""
+
+    n_critic = 2
+
+    def __init__(self, d_optimizer, g_optimizer):
+        super().__init__()
+        self.generator = dense(8, 6, inputs=2, name="generator")
+        self.critic = dense(10, 1, name="critic")
+        self.noise = [np.full((48, 2), 0.1 * i, "float32") for i in range(self.n_critic + 1)]
+        self.counter = 0
+        super().compile(run_eagerly=True)
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+    def critic_loss(self, x, i):
+        return ops.mean(self.critic(self.generator(self.noise[i]))) - ops.mean(self.critic(x))
+
+    def generator_loss(self):
+        return -ops.mean(self.critic(self.generator(self.noise[-1])))
+
+    def run(self, data):
+        x = data[0] if isinstance(data, (tuple, list)) else data
+        for i in range(self.n_critic):
+            step_of(
+                self.d_optimizer,
+                lambda i=i: self.critic_loss(x, i),
+                self.critic.trainable_variables,
+            )
+        step_of(self.g_optimizer, self.generator_loss, self.generator.trainable_variables)
+        self.counter += 1
+
+    train_step = make_step(run)
+
+
+def assert_mask_by_hand(mask, variables, gradients, rate=RATE):
+    """The mask is equation 1 over these variables, and over no others."""
+    pairs = [(v, g) for v, g in zip(variables, gradients, strict=True) if is_weight(v)]
+    expected = mask_by_hand([value_of(v) for v, _ in pairs], [g for _, g in pairs], rate)
+    assert len(mask.entries) == len(pairs)
+    for (variable, _), by_hand in zip(pairs, expected, strict=True):
+        assert equals_by_hand(mask[variable], by_hand)
+
+
+def expected_mask_holds(model, mask, data, rate=RATE):
+    seeds = [(v, value_of(v)) for v in model.non_trainable_variables]
+    variables = model.trained_variables()
+    gradients = gradients_by_hand(lambda: model.loss_of(data), variables)
+    for variable, value in seeds:
+        variable.assign(value)
+    assert_mask_by_hand(mask, variables, gradients, rate)
+
+
+def tensors(data):
+    return keras.tree.map_structure(ops.convert_to_tensor, data)
+
+
+def compiled(make, optimizer=None):
+    keras.utils.set_random_seed(0)
+    model = make()
+    model.compile(optimizer or freezing())
+    return model
+
+
+def every_value(model):
+    return values_of([*model.trainable_variables, *model.non_trainable_variables])
+
+
+def assert_same_values(first, second):
+    assert len(first) == len(second)
+    assert all(same_bits(a, b) for a, b in zip(first, second, strict=True))
+
+
+CASES = {
+    "vae": (AutoEncoder, lambda x, y: x),
+    "flow": (Flow, lambda x, y: (x, y)),
+    "dict": (DictBatches, lambda x, y: {"image": x, "label": y}),
+    "distiller": (Distiller, lambda x, y: (x, y)),
+}
+
+
+def teacher_is_fixed(model):
+    """On JAX the gradients of a step are those of all trainable variables."""
+    if isinstance(model, Distiller) and BACKEND == "jax":
+        model.teacher.trainable = False
+    return model
+
+
+def made(case, optimizer=None):
+    make, pack = CASES[case]
+    model = teacher_is_fixed(compiled(make, optimizer))
+    if not all(one.built for one in model._flatten_layers(include_self=False)):
+        model(blobs()[0])
+    data = pack(*blobs())
+    arguments = data if isinstance(data, tuple) else (data,)
+    return model, data, arguments
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_mask_is_of_the_gradients_that_the_step_hands_to_the_optimizer(case):
+    model, data, arguments = made(case)
+    before = every_value(model)
+    mask = kf.freeze(model, *arguments)
+    assert_same_values(every_value(model), before)
+    expected_mask_holds(model, mask, tensors(data))
+    assert kf.get_mask(model) == mask
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_on_keeps_what_is_frozen(case):
+    model, _, arguments = made(case)
+    mask = kf.freeze(model, *arguments)
+    variables = model.trained_variables()
+    before = values_of(variables)
+    fit_arguments = {"epochs": 2, "shuffle": False, "verbose": 0, "batch_size": 16}
+    model.fit(*arguments, **fit_arguments)
+    assert_frozen_bits_kept(variables, mask, before)
+    assert_trained_moved(variables, mask, before)
+    assert kf.get_mask(model) == mask
+
+
+def test_all_state_is_put_back_bit_for_bit():
+    model, _, (data,) = made("dict")
+    model.rng = np.random.default_rng(5)
+    own_loss = model.loss_of
+    tracker = keras.metrics.Mean()
+
+    def loss_of(data):  # that draws from everything
+        model.rng.normal(), random.random(), np.random.random()
+        noise = keras.random.normal((6,))
+        model.count = getattr(model, "count", 0) + 1
+        return own_loss({**data, "image": data["image"] + 0.01 * noise})
+
+    model.loss_of = loss_of
+    model.tracker = tracker
+    model.count = 7
+    tracker.update_state(3.0)
+    keras.random.normal((1,))  # so that Keras's generator exists
+    states = model.rng.bit_generator.state, random.getstate(), np.random.get_state()[1].tobytes()
+    before = [*every_value(model), *values_of(tracker.variables)]
+    next_of_keras = peek(lambda: keras.random.normal((3,)))
+    kf.freeze(model, data)
+    after = model.rng.bit_generator.state, random.getstate(), np.random.get_state()[1].tobytes()
+    assert after == states
+    assert model.count == 7
+    assert_same_values([*every_value(model), *values_of(tracker.variables)], before)
+    assert same_bits(value_of(keras.random.normal((3,))), next_of_keras)
+
+
+def peek(draw):
+    """What is drawn next from Keras's own generator, which is put back."""
+    from keras.src.backend.common.global_state import get_global_attribute
+
+    state = get_global_attribute("global_seed_generator").state
+    before = value_of(state)
+    drawn = value_of(draw())
+    state.assign(before)
+    return drawn
+
+
+def test_batches_of_a_dataset_are_summed():
+    model, _, _ = made("flow")
+    x, y = blobs()
+    batches = [(x[:16], y[:16]), (x[16:32], y[16:32]), (x[32:], y[32:])]
+    mask = kf.freeze(model, iter(batches), steps=2)
+
+    def loss():
+        return sum(model.loss_of(tensors(batch)) for batch in batches[:2])
+
+    variables = model.trainable_variables
+    assert_mask_by_hand(mask, variables, gradients_by_hand(loss, variables))
+
+
+def test_batches_of_more_parts_than_keras_knows_go_to_the_step_as_they_are():
+    class FourParts(Flow):
+        def loss_of(self, data):
+            x, _, z, weight = data
+            return super().loss_of(x) + weight[0] * ops.mean(ops.square(self.scale(z))) * 5.0
+
+    keras.utils.set_random_seed(0)
+    model = compiled(FourParts)
+    x, y = blobs()
+    model(x)
+    batch = (x, y, x[::-1].copy(), np.ones((48,), "float32"))
+    mask = kf.freeze(model, iter([batch]))
+    expected_mask_holds(model, mask, tensors(batch))
+
+
+def gan(d_optimizer=None, g_optimizer=None):
+    keras.utils.set_random_seed(0)
+    return Adversarial(d_optimizer or freezing(), g_optimizer or freezing())
+
+
+def test_two_optimizers_get_a_mask_each():
+    model = gan(g_optimizer=kf.FreezeOptimizer(sgd(), 0.5))
+    x, _ = blobs()
+    before = every_value(model)
+    kf.freeze(model, x)
+    assert_same_values(every_value(model), before)
+    assert model.counter == 0
+    critic, generator = model.critic.trainable_variables, model.generator.trainable_variables
+    by_hand = gradients_by_hand(lambda: model.critic_loss(x, 0) + model.critic_loss(x, 1), critic)
+    assert_mask_by_hand(model.d_optimizer.mask, critic, by_hand)
+    by_hand = gradients_by_hand(model.generator_loss, generator)
+    assert_mask_by_hand(model.g_optimizer.mask, generator, by_hand, rate=0.5)
+
+
+def test_both_networks_of_a_gan_keep_what_is_frozen():
+    model = gan()
+    x, _ = blobs()
+    kf.freeze(model, x)
+    networks = [
+        (model.critic.trainable_variables, model.d_optimizer.mask),
+        (model.generator.trainable_variables, model.g_optimizer.mask),
+    ]
+    before = [values_of(variables) for variables, _ in networks]
+    for _ in range(3):
+        model.run(ops.convert_to_tensor(x))
+    for (variables, mask), old in zip(networks, before, strict=True):
+        assert_frozen_bits_kept(variables, mask, old)
+        assert_trained_moved(variables, mask, old)
+
+
+def test_a_plain_optimizer_beside_is_put_back_to_what_it_was():
+    plain = keras.optimizers.Adam(0.1)
+    model = gan(g_optimizer=plain)
+    x, _ = blobs()
+    generator = values_of(model.generator.trainable_variables)
+    kf.freeze(model, x)
+    assert_same_values(values_of(model.generator.trainable_variables), generator)
+    assert not plain.built
+    assert int(plain.iterations) == 0
+    assert len(plain.variables) == 2
+    model.run(ops.convert_to_tensor(x))
+    assert plain.built
+    assert int(plain.iterations) == 1
+    state = values_of(plain.variables)
+    kf.freeze(model, x, overwrite=True)
+    assert_same_values(values_of(plain.variables), state)
+
+
+def test_an_error_in_the_step_leaves_everything_as_it_was():
+    plain = keras.optimizers.Adam(0.1)
+    model = gan(d_optimizer=plain)
+    x, _ = blobs()
+
+    class BrokenError(Exception):
+        pass
+
+    def generator_loss():
+        raise BrokenError
+
+    own = model.generator_loss
+    model.generator_loss = generator_loss
+    before = every_value(model)
+    with pytest.raises(BrokenError):
+        kf.freeze(model, x)
+    assert_same_values(every_value(model), before)
+    assert not plain.built
+    assert not model.g_optimizer.built
+    assert model.g_optimizer.mask is None
+    model.generator_loss = own
+    kf.freeze(model, x)
+    assert model.g_optimizer.mask is not None
+
+
+def test_a_scale_that_is_too_large_is_halved_as_in_training():
+    plain, _, arguments = made("flow")
+    expected = kf.freeze(plain, *arguments)
+    outer = keras.optimizers.LossScaleOptimizer(freezing(), initial_scale=2.0**127)
+    model, _, arguments = made("flow", outer)
+    assert kf.freeze(model, *arguments) == expected
+    assert float(outer.dynamic_scale) == outer.initial_scale == 2.0**127
+
+
+def test_gradients_that_are_not_finite_are_an_error():
+    model, _, (x, y) = made("flow")
+    x[0, 0] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        kf.freeze(model, x, y)
+    assert kf.get_mask(model) is None
+    outer = keras.optimizers.LossScaleOptimizer(freezing(), initial_scale=4.0)
+    model, _, _ = made("flow", outer)
+    with pytest.raises(ValueError, match="not finite"):
+        kf.freeze(model, x, y)
+    assert not outer.built
+
+
+def test_grasp_needs_a_loss():
+    model, _, arguments = made("flow", freezing(criterion="grasp"))
+    with pytest.raises(ValueError, match="give `freeze` a `loss`"):
+        kf.freeze(model, *arguments)
+
+
+@pytest.mark.parametrize("criterion", ["magnitude", "random", lambda w, g: ops.square(g)])
+def test_other_criteria_decide_by_what_the_step_trains(criterion):
+    model, _, arguments = made("distiller", freezing(criterion=criterion))
+    mask = kf.freeze(model, *arguments)
+    trained = model.student.trainable_variables
+    assert mask.num_weights == sum(v.shape[0] * v.shape[1] for v in trained if is_weight(v))
+    assert mask.num_trained == mask.num_weights // 4
+
+
+def test_freezing_twice_needs_overwrite():
+    model, _, arguments = made("flow")
+    mask = kf.freeze(model, *arguments)
+    with pytest.raises(ValueError, match="frozen already"):
+        kf.freeze(model, *arguments)
+    assert kf.freeze(model, *arguments, overwrite=True) == mask
+
+
+def test_a_step_that_hands_nothing_to_a_freeze_optimizer_is_an_error():
+    model = gan()
+    model.run = None
+    type_of_step = make_step(lambda self, data: None)
+    model.train_step = type_of_step.__get__(model)
+    with pytest.raises(ValueError, match="gave no gradient to a FreezeOptimizer"):
+        kf.freeze(model, blobs()[0])
+
+
+def test_a_model_without_freeze_optimizer_is_an_error():
+    model = gan(keras.optimizers.SGD(), keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="has no FreezeOptimizer"):
+        kf.freeze(model, blobs()[0])
