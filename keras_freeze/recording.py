@@ -17,6 +17,10 @@ from keras_freeze import backend
 _of_thread = threading.local()
 
 
+class TracedGradientError(Exception):
+    """A gradient has no value yet, because the step is being compiled."""
+
+
 @dataclass
 class Record:
     """What one FreezeOptimizer was handed.
@@ -37,6 +41,8 @@ class Record:
         self.variables.setdefault(id(variable), variable)
         if gradient is None:
             return
+        if backend.is_tracer(gradient):
+            raise TracedGradientError
         gradient = ops.multiply(ops.cast(backend.to_dense(gradient), "float32"), weight)
         before = self.gradients.get(id(variable))
         self.gradients[id(variable)] = gradient if before is None else before + gradient

@@ -1,7 +1,8 @@
 """What a model's own `train_step` hands to FreezeOptimizers, with the model left as it was."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from keras_freeze.kept_state import (
 )
 from keras_freeze.loss import data_errors
 from keras_freeze.parameters import path_of, shorten
-from keras_freeze.recording import Record, Recorder, recording
+from keras_freeze.recording import Record, Recorder, TracedGradientError, recording
 
 
 def has_own_train_step(model: keras.Model) -> bool:
@@ -48,18 +49,12 @@ def recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
     """
     _check_one_replica(model)
     _build_layers(model, batches.items[0][0])
-    with (
-        everything_kept(model),
-        recording() as recorder,
-        backend.eager_steps(),
-        backend.outside_strategy(),
-    ):
-        for number, (data, recorder.weight) in enumerate(batches.items):
-            weights = KeptValues(trained_variables(model, held_by(model)))
-            with data_errors(number):
-                _run(model, data, recorder)
-            weights.put_back()
-    records = [record for record in recorder.records.values() if record.gradients]
+    try:
+        records = _records_of(model, batches, backend.eager_steps())
+    except TracedGradientError:
+        records = []
+    if not records:  # perhaps because a compiled function hides the step
+        records = _records_of(model, batches, backend.uncompiled_steps())
     if not records:
         raise ValueError(
             "The model's `train_step` gave no gradient to a FreezeOptimizer, so that nothing can "
@@ -72,6 +67,18 @@ def recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
     return records
 
 
+def _records_of(
+    model: keras.Model, batches: Batches, scope: contextlib.AbstractContextManager[Any]
+) -> list[Record]:
+    with everything_kept(model), recording() as recorder, scope, backend.outside_strategy():
+        for number, (data, recorder.weight) in enumerate(batches.items):
+            weights = KeptValues(trained_variables(model, held_by(model)))
+            with data_errors(number):
+                _run(model, data, recorder)
+            weights.put_back()
+    return [record for record in recorder.records.values() if record.gradients]
+
+
 def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
     """One step; again with half the loss scale where gradients have overflowed with it."""
     scaled = [one for one in held_by(model) if isinstance(one, keras.optimizers.LossScaleOptimizer)]
@@ -82,13 +89,13 @@ def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
     records = {key: record.copy() for key, record in recorder.records.items()}
     scales = {id(one): _scale_of(one) for one in scaled}
     while True:
-        with _overflows_noted(scaled) as overflowed:
+        with _loss_scaling_in_the_open(scaled) as overflowed:
             backend.run_train_step(model, data, recorder)
         if not overflowed:
             return
         start.put_back()
         recorder.records = {key: record.copy() for key, record in records.items()}
-        for optimizer in overflowed:
+        for optimizer in {id(one): one for one in overflowed}.values():
             scales[id(optimizer)] /= 2.0
         if min(scales.values()) < 1.0:
             raise ValueError(
@@ -111,26 +118,43 @@ def _set_scale(optimizer: Any, scale: float) -> None:
 
 
 @contextlib.contextmanager
-def _overflows_noted(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Lists the LossScaleOptimizers that let a step go because of its gradients."""
+def _loss_scaling_in_the_open(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
+    """Lets LossScaleOptimizers do without `cond`, which JAX traces; lists those that overflowed."""
     overflowed: list[Any] = []
 
-    def noting(optimizer: Any) -> Callable[[Any], Any]:
-        def check_finite(grads: Any) -> Any:
-            finite = type(optimizer).check_finite(optimizer, grads)
-            if not bool(finite) and optimizer not in overflowed:
-                overflowed.append(optimizer)
-            return finite
+    def unscaled(optimizer: Any, grads: Any) -> list[Any] | None:
+        grads = list(grads)
+        if not bool(optimizer.check_finite(grads)):
+            overflowed.append(optimizer)
+            return None
+        return [None if g is None else ops.divide(g, optimizer.dynamic_scale) for g in grads]
 
-        return check_finite
+    def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if not optimizer.built:
+            optimizer.build(trainable_variables)
+        grads = unscaled(optimizer, grads)
+        if grads is not None:
+            optimizer.inner_optimizer.apply(grads, trainable_variables)
+
+    def stateless_apply(optimizer: Any, own: Any, grads: Any, trainable_variables: Any) -> Any:
+        grads = unscaled(optimizer, grads)
+        if grads is None:
+            return trainable_variables, own
+        inner = optimizer.inner_optimizer
+        trainable_variables, of_inner = inner.stateless_apply(
+            own[-len(inner.variables) :], grads, trainable_variables
+        )
+        return trainable_variables, [*own[: -len(inner.variables)], *of_inner]
 
     for optimizer in optimizers:
-        vars(optimizer)["check_finite"] = noting(optimizer)
+        vars(optimizer)["apply"] = functools.partial(apply, optimizer)
+        vars(optimizer)["stateless_apply"] = functools.partial(stateless_apply, optimizer)
     try:
         yield overflowed
     finally:
         for optimizer in optimizers:
-            vars(optimizer).pop("check_finite", None)
+            vars(optimizer).pop("apply", None)
+            vars(optimizer).pop("stateless_apply", None)
 
 
 def _build_layers(model: keras.Model, data: Any) -> None:

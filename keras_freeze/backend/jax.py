@@ -298,8 +298,18 @@ def set_random_state(state: Any) -> None:
     """Needless."""
 
 
+def is_tracer(value: Any) -> bool:
+    """Whether a value is not computed yet because a function of JAX is being traced."""
+    return isinstance(value, jax.core.Tracer)
+
+
 def eager_steps() -> contextlib.AbstractContextManager[Any]:
-    """A scope in which compiled functions run step by step, so that no tracer leaves them."""
+    """A scope for training steps; functions that these compile themselves are compiled."""
+    return contextlib.nullcontext()
+
+
+def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which nothing is compiled, so that no tracer occurs; much slower."""
     return jax.disable_jit()
 
 

@@ -685,6 +685,16 @@ def _eager_steps() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
+def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
+    """The same: `eager_steps` compiles nothing."""
+    return eager_steps()
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is not computed yet: never, where recorded steps run eagerly."""
+    return False
+
+
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
     """Runs a model's `train_step` once, as `fit` does."""
     model.train_step(data)

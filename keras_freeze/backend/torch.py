@@ -234,6 +234,16 @@ def eager_steps() -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
+def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
+    """The same: `eager_steps` compiles nothing."""
+    return eager_steps()
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is not computed yet: never, where recorded steps run eagerly."""
+    return False
+
+
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
     """Runs a model's `train_step` once, as `fit` does."""
     with torch.enable_grad():
