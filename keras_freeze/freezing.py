@@ -52,12 +52,15 @@ def freeze(
     statistics and random state included; with `frozen_weights="zero"` its frozen weights become
     zero. An optimizer that has run before starts anew but for its iterations and learning rate.
 
+    A model with a `train_step` of its own runs this step, and the gradients that it hands to its
+    FreezeOptimizers decide; everything is then put back. Several FreezeOptimizers get a mask each.
+
     Args:
         model: a compiled model whose optimizer is, or contains, one FreezeOptimizer.
         x, y, sample_weight: arrays, or a structure of arrays, that make up one batch; or `x` is a
             `tf.data.Dataset`, a `keras.utils.PyDataset` or another iterable of the batches that
             `fit` takes, of which the first `steps` are used. `fit`'s `class_weight` is not known
-            here: put it into `sample_weight`.
+            here: put it into `sample_weight`. A `train_step` gets a batch as `fit` hands it over.
         steps: how many batches of a dataset to use; their gradients are summed. Defaults to 1.
         batch_size: splits arrays into pieces of this size to save memory; the gradient is still
             that of one batch (but each piece has its own statistics in BatchNormalization).
@@ -71,7 +74,7 @@ def freeze(
             The model's own losses, such as regularisers, are added.
 
     Returns:
-        The mask.
+        The mask; of several FreezeOptimizers that of `model.optimizer`, or else of the first one.
 
     Raises:
         ValueError: without a FreezeOptimizer; with a mask already and no `overwrite`; for data

@@ -49,6 +49,7 @@ INTERNAL = {
     ("keras_freeze/sparse_gradients.py", f"This is no matrix product. Received: equation={GAP}"): (
         "caught: gradients of such a layer are not restricted"
     ),
+    ("keras_freeze/recording.py", ""): "caught: the step runs again without compilation",
     ("keras_freeze/backend/torch.py", GAP): "caught, and said in words of `loss.py`",
     ("keras_freeze/backend/jax.py", GAP): "warns, in `fit`, with the words of an error",
     ("keras_freeze/files.py", GAP): "the system's error, with the name of the file to be written",
