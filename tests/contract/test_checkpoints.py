@@ -104,6 +104,24 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KillWhileSaving(keras.callbacks.Callback):
+    """Kills the process in the midst of so many saves, when the optimizer is to be written."""
+
+    def __init__(self, num_saves):
+        super().__init__()
+        self.rest = num_saves
+
+    def on_train_begin(self, logs=None):
+        optimizer = self.model.optimizer
+        vars(optimizer)["save_own_variables"] = self.save_own_variables
+
+    def save_own_variables(self, store):
+        self.rest -= 1
+        if self.rest == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        type(self.model.optimizer).save_own_variables(self.model.optimizer, store)
+
+
 def moments(way):
     """Numbers of batches: one within the first epoch, where nothing is saved yet, two later."""
     rng = np.random.default_rng(WAYS.index(way))
@@ -114,8 +132,13 @@ def moments(way):
 CASES = [(way, moment) for way in WAYS for moment in moments(way)]
 
 
-def folder_of(root, way, moment):
-    return os.path.join(root, f"{way}_{moment}")
+# Kills within a save: the way, which save, and whether Keras keeps the one before.
+SAVES = [("freeze", 1, True), ("freeze", 3, False)]
+SAVES += [(way, 2 + number, True) for number, way in enumerate(WAYS)]
+
+
+def folder_of(root, *case):
+    return os.path.join(root, "_".join(map(str, case)))
 
 
 def run(way, callbacks=()):
@@ -126,13 +149,16 @@ def run(way, callbacks=()):
     return model
 
 
-def train_until_killed(root, way, moment):
+def backup(root, *case, **arguments):
+    return keras.callbacks.BackupAndRestore(folder_of(root, *case), **arguments)
+
+
+def train_until_killed(way, callbacks):
     """In a process of its own; returns the signal that ended it."""
     process = os.fork()
     if process == 0:
         try:
-            backup = keras.callbacks.BackupAndRestore(folder_of(root, way, moment))
-            run(way, [backup, Kill(moment)])
+            run(way, callbacks)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -165,17 +191,37 @@ def killed(tmp_path_factory):
     """A folder with what is left of processes that were killed while they trained."""
     root = tmp_path_factory.mktemp("killed")
     signals = in_python("kill", root).stdout.splitlines()[-1]
-    assert json.loads(signals) == [signal.SIGKILL] * len(CASES)
+    assert json.loads(signals) == [signal.SIGKILL] * len([*CASES, *SAVES])
     return root
 
 
 @pytest.mark.parametrize(("way", "moment"), CASES)
 def test_killed_training_ends_bit_for_bit_like_one_that_was_never_killed(killed, way, moment):
     """keras#19389. The script of the new process is the one that was killed."""
+    resume(way, backup(killed, way, moment), first_epoch=(moment - 1) // NUM_BATCHES)
+
+
+@pytest.mark.parametrize(("way", "save"), [case[:2] for case in SAVES if case[1] > 1 and case[2]])
+def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_is_kept(
+    killed, way, save
+):
+    callback = backup(killed, way, save, True, double_checkpoint=True)
+    resume(way, callback, first_epoch=save - 1)
+
+
+@pytest.mark.parametrize(("way", "save", "double"), SAVES[:2])
+def test_without_a_save_before_keras_cannot_resume_and_says_so(killed, way, save, double):
+    """Of any optimizer; README.md and docs/determinism.md tell."""
+    callback = backup(killed, way, save, double, double_checkpoint=double)
+    with pytest.raises(OSError, match="open file"):
+        run(way, [callback])
+
+
+def resume(way, callback, first_epoch):
     epochs = []
     watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
-    resumed = run(way, [keras.callbacks.BackupAndRestore(folder_of(killed, way, moment)), watch])
-    assert epochs == list(range((moment - 1) // NUM_BATCHES, EPOCHS))
+    resumed = run(way, [callback, watch])
+    assert epochs == list(range(first_epoch, EPOCHS))
     assert kf.get_mask(resumed) == kf.get_mask(never_killed(way))
     assert_same_bits(everything(resumed), everything(never_killed(way)))
 
@@ -449,7 +495,11 @@ def test_training_goes_on_from_a_file_on_another_backend(saved, loaded_elsewhere
 
 
 def kill_all(root):
-    print(json.dumps([train_until_killed(root, *case) for case in CASES]))
+    signals = [train_until_killed(way, [backup(root, way, m), Kill(m)]) for way, m in CASES]
+    for way, save, double in SAVES:
+        callback = backup(root, way, save, double, double_checkpoint=double)
+        signals.append(train_until_killed(way, [callback, KillWhileSaving(save)]))
+    print(json.dumps(signals))
 
 
 if __name__ == "__main__":
