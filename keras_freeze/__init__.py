@@ -34,7 +34,6 @@ if TYPE_CHECKING or not _is_command_line():
         freeze,
         get_mask,
         prune,
-        reinitialize,
         restore_gradients,
         restrict_gradients,
     )
@@ -42,6 +41,7 @@ if TYPE_CHECKING or not _is_command_line():
     from keras_freeze.mask import FreezeMask
     from keras_freeze.optimizer import FreezeOptimizer
     from keras_freeze.pruning import PruningCheck, check_pruning
+    from keras_freeze.reinitialization import reinitialize
     from keras_freeze.report import report
     from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
 

@@ -1,17 +1,18 @@
-"""What is done to a model: freeze it, look at its mask, prune it, draw its weights anew."""
+"""What is done to a model: freeze it, look at its mask, prune it."""
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from keras import tree
 
-from keras_freeze import backend, initializers, saliency, sparse_gradients
+from keras_freeze import backend, saliency, sparse_gradients
 from keras_freeze.batches import Batch, Batches
 from keras_freeze.kept_state import held_by, only_layers_built, values_kept
+from keras_freeze.layer_initializers import starts_of
 from keras_freeze.loss import (
     check_takes_logits,
     data_errors,
@@ -21,7 +22,7 @@ from keras_freeze.loss import (
 )
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.parameters import WEIGHT, Parameter, classify, kind_of, path_of, shorten
+from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
 from keras_freeze.recording import Record
 from keras_freeze.train_step import has_own_train_step, recorded_gradients
 
@@ -109,13 +110,22 @@ def freeze(
             new_mask = _computed_mask(model, parameters, batches, freeze_optimizer, loss, scale)
     else:
         new_mask = _given_mask(mask, parameters)
-    freeze_optimizer.set_mask(new_mask, variables)
+    _set_mask(model, freeze_optimizer, new_mask, variables)
     _build_optimizer(model, outer)
     if optimizer is not None:
         _loop_optimizers[model] = optimizer
     _restrict_gradients(model)
     _trace_again(model)
     return new_mask
+
+
+def _set_mask(
+    model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, variables: Sequence[Any]
+) -> None:
+    """Hands over a mask, with what its variables were drawn from."""
+    parameters = classify(variables, optimizer.exclude)
+    masked = [parameters[entry.position] for entry in mask.entries]
+    optimizer.set_mask(mask, variables, starts_of(model, masked, optimizer.starts))
 
 
 def _freeze_by_train_step(
@@ -132,7 +142,7 @@ def _freeze_by_train_step(
         variables = _variables_of_record(model, outer, record)
         masks.append((record, variables, _recorded_mask(record, variables)))
     for record, variables, mask in masks:
-        record.optimizer.set_mask(mask, variables)
+        _set_mask(model, record.optimizer, mask, variables)
     if any(record.optimizer in _freeze_optimizers(outer) for record in records):
         _build_optimizer(model, outer)
     if optimizer is not None:
@@ -296,18 +306,6 @@ def _optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
     return found[0] if len(found) == 1 else None
 
 
-def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
-    """For each variable, by its id, the layer and the attribute that hold its initializer.
-
-    A layer of the user's own need not have the attribute; `reinitialize` and `load` set it.
-    """
-    return {
-        id(variable): (layer, _initializer_attribute(layer, variable))
-        for layer in model._flatten_layers()
-        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]
-    }
-
-
 def compute_saliency(
     model: keras.Model,
     x: Any,
@@ -358,54 +356,6 @@ def prune(model: keras.Model) -> None:
     """
     freeze_optimizer = _freeze_optimizer_in(_required_optimizer(model))
     freeze_optimizer.zero_frozen_weights()
-
-
-def reinitialize(model: keras.Model, initializer: Any = "xavier_normal", seed: int = 0) -> None:
-    """Draws all weights of a model's trainable layers anew and keeps its mask (algorithm S1).
-
-    Trained weights are drawn anew, too; biases and normalisation, moving statistics included, go
-    back to the values they start from, and the FreezeOptimizer starts anew. Before `freeze`, this
-    gives any model weights that one portable seed reproduces.
-
-    Args:
-        model: a built model.
-        initializer: "xavier_normal", "kaiming_uniform" or "pm_sigma", which scale the variance;
-            "standard_normal" for N(0, 1), "constant_sigma" for the layer's sigma everywhere, or
-            "ones", with which the paper's networks do not train; or a Keras initializer.
-        seed: one 32-bit number for the whole model; each weight has its own stream of it.
-
-    Raises:
-        ValueError: for a model that is not built, or an initializer or seed that do not exist.
-
-    Example:
-
-    ```python
-    keras_freeze.reinitialize(model, "kaiming_uniform", seed=7)
-    ```
-    """
-    _check_model(model)
-    weights = [v for v in model.trainable_variables if kind_of(v) == WEIGHT]
-    if not weights:
-        raise ValueError("Argument `model` has no trainable weights; is it built?")
-    drawn = [initializers.get(initializer, seed, stream) for stream in range(len(weights))]
-    values = [draw(tuple(v.shape), dtype=v.dtype) for v, draw in zip(weights, drawn, strict=True)]
-    was_restricted = any(map(sparse_gradients.is_restricted, model._flatten_layers()))
-    holders = initializers_of(model)
-    for variable, value, draw in zip(weights, values, drawn, strict=True):
-        variable.assign(value)
-        if id(variable) in holders:
-            setattr(*holders[id(variable)], draw)  # `save` looks there for the seed
-    for layer in _trainable_layers(model):
-        _reset_other_parameters(layer)
-    freeze_optimizers = _freeze_optimizers(optimizer_of(model))
-    for freeze_optimizer in freeze_optimizers:
-        freeze_optimizer.reset()
-        if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
-            freeze_optimizer.zero_frozen_weights()
-    if was_restricted:
-        _restrict_gradients(model)
-    if freeze_optimizers:
-        _trace_again(model)
 
 
 def _trace_again(model: keras.Model) -> None:
@@ -677,37 +627,3 @@ def _check_array(path: str, array: Any, parameter: Parameter) -> np.ndarray:
             "are always trained."
         )
     return array
-
-
-def _trainable_layers(model: keras.Model) -> Sequence[Any]:
-    return [layer for layer in model._flatten_layers() if layer.trainable]
-
-
-def _initializer_attribute(layer: Any, variable: Any) -> str:
-    """Under which name a layer keeps, or would keep, the initializer of one of its variables."""
-    name = path_of(variable).rsplit("/", 1)[-1]
-    usual = f"{name}_initializer"
-    names = [usual, f"{name.removesuffix('_kernel')}_initializer"]  # LSTM's recurrent_initializer
-    if name == "kernel":
-        names.append("depthwise_initializer")  # DepthwiseConv
-    return next((one for one in names if callable(getattr(layer, one, None))), usual)
-
-
-def _reset_other_parameters(layer: Any) -> None:
-    """Gives a layer's biases and normalisation, and their statistics, their first values."""
-    own = [*layer._trainable_variables, *layer._non_trainable_variables]
-    for variable in own:
-        name = path_of(variable).rsplit("/", 1)[-1]
-        if kind_of(variable) == WEIGHT:
-            continue
-        initializer = getattr(layer, _initializer_attribute(layer, variable), None)
-        if callable(initializer):
-            variable.assign(initializer(tuple(variable.shape), dtype=variable.dtype))
-            if name == "bias" and getattr(layer, "unit_forget_bias", False):
-                _set_forget_bias(variable, layer.units)
-
-
-def _set_forget_bias(variable: Any, units: int) -> None:
-    bias = backend.to_numpy(variable)
-    bias[units : 2 * units] = 1.0
-    variable.assign(bias)

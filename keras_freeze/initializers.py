@@ -15,7 +15,7 @@ The generator `GENERATOR`, step by step:
 3. A distribution turns f into a magnitude in float64, and the magnitude is multiplied by the sign
    and by a scale that depends on the shape, also in float64:
    Xavier-normal and standard normal: Q^-1(f / 2), with Q^-1 the upper-tail quantile of N(0, 1) as
-   defined by `_upper_quantile`; Kaiming-uniform: f; pm_sigma: 1.
+   defined by `upper_quantile`; Kaiming-uniform: f; pm_sigma: 1.
 4. The product is rounded to float32.
 
 Anything that changes a bit needs a new generator name.
@@ -25,7 +25,7 @@ import contextlib
 import contextvars
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -89,6 +89,9 @@ _TAIL = (
 )
 
 
+Transform = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Turns signs and fractions into the values of a weight, all in float64."""
+
 _blank = contextvars.ContextVar("blank", default=False)
 
 
@@ -134,6 +137,7 @@ class SeededInitializer(keras.initializers.Initializer):
 
     Subclasses say what is drawn: `_scale` is the factor that depends on the shape, `_magnitudes`
     turns fractions in (0, 1) into magnitudes. The sign is fair and independent of the magnitude.
+    Those that are more than a product of the three override `_transform`.
 
     Args:
         seed: the model's seed, an integer in [0, 2**32).
@@ -162,16 +166,8 @@ class SeededInitializer(keras.initializers.Initializer):
             >>> XavierNormal(seed=3).values((784, 300)).shape
             (784, 300)
         """
-        shape = _check_shape(shape)
-        flat = np.empty(math.prod(shape), np.float32)
-        if flat.size:
-            scale = self._scale(*compute_fans(shape))
-            words = np.random.Philox(key=np.array([self.seed, self.stream], np.uint64))
-            for start in range(0, flat.size, _CHUNK):
-                chunk = flat[start : start + _CHUNK]
-                signs, fractions = _split(words.random_raw(chunk.size))
-                chunk[:] = signs * self._magnitudes(fractions) * scale
-        return flat.reshape(shape)
+        shape = check_shape(shape)
+        return self._drawn(shape, self._transform(shape), np.float32)
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
         """Draw the values as a tensor, the way Keras layers ask for them.
@@ -186,12 +182,24 @@ class SeededInitializer(keras.initializers.Initializer):
         """
         name = _check_float_dtype(self, dtype)
         if _blank.get():
-            return keras.ops.zeros(_check_shape(shape), name)
+            return keras.ops.zeros(check_shape(shape), name)
         return keras.ops.cast(keras.ops.convert_to_tensor(self.values(shape)), name)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, `seed` and `stream`."""
         return {"seed": self.seed, "stream": self.stream}
+
+    def _drawn(self, shape: tuple[int, ...], transform: Transform, dtype: Any) -> np.ndarray:
+        flat = np.empty(math.prod(shape), dtype)
+        words = np.random.Philox(key=np.array([self.seed, self.stream], np.uint64))
+        for start in range(0, flat.size, _CHUNK):
+            chunk = flat[start : start + _CHUNK]
+            chunk[:] = transform(*_split(words.random_raw(chunk.size)))
+        return flat.reshape(shape)
+
+    def _transform(self, shape: tuple[int, ...]) -> Transform:
+        scale = self._scale(*compute_fans(shape)) if math.prod(shape) else 0.0
+        return lambda signs, fractions: signs * self._magnitudes(fractions) * scale
 
     def _scale(self, fan_in: int, fan_out: int) -> float:
         raise NotImplementedError
@@ -224,7 +232,7 @@ class XavierNormal(SeededInitializer):
         return _xavier_sigma(fan_in, fan_out)
 
     def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
-        return _upper_quantile(fractions * 0.5)
+        return upper_quantile(fractions * 0.5)
 
 
 @keras.saving.register_keras_serializable(package="keras_freeze")
@@ -304,7 +312,7 @@ class StandardNormal(SeededInitializer):
         return 1.0
 
     def _magnitudes(self, fractions: np.ndarray) -> np.ndarray:
-        return _upper_quantile(fractions * 0.5)
+        return upper_quantile(fractions * 0.5)
 
 
 @keras.saving.register_keras_serializable(package="keras_freeze")
@@ -331,7 +339,7 @@ class ConstantSigma(keras.initializers.Initializer):
             ValueError: a dimension is unknown or negative, or `dtype` is not floating-point.
         """
         name = _check_float_dtype(self, dtype)
-        shape = _check_shape(shape)
+        shape = check_shape(shape)
         sigma = np.float32(_xavier_sigma(*compute_fans(shape)) if math.prod(shape) else 0.0)
         return keras.ops.cast(keras.ops.full(shape, sigma, "float32"), name)
 
@@ -411,7 +419,7 @@ def _split(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return signs, (integers.astype(np.float64) + 0.5) * 2.0**-52
 
 
-def _upper_quantile(p: np.ndarray) -> np.ndarray:
+def upper_quantile(p: np.ndarray) -> np.ndarray:
     """The z that a standard normal variable exceeds with probability p, for 2^-54 <= p < 1/2.
 
     Its bits are part of the format: no operation here may be reordered, fused or replaced.
@@ -458,7 +466,7 @@ def _check_float_dtype(initializer: keras.initializers.Initializer, dtype: Any) 
     return name
 
 
-def _check_shape(shape: Any) -> tuple[int, ...]:
+def check_shape(shape: Any) -> tuple[int, ...]:
     message = f"shape must be a sequence of known sizes, 0 or more. Received: shape={shape!r}"
     try:
         dimensions = tuple(operator.index(dimension) for dimension in shape)

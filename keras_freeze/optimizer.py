@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
+from keras_freeze.layer_initializers import model_in_use, starts_of
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.optimizer_state import (
     State,
@@ -22,6 +24,7 @@ from keras_freeze.optimizer_state import (
 from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
 from keras_freeze.recording import active_recorder
 from keras_freeze.saliency import Criterion, check_criterion
+from keras_freeze.starts import Start
 from keras_freeze.updates import (
     CompactUpdate,
     FullShapeUpdate,
@@ -147,6 +150,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         # Not as an attribute that `tf.train.Checkpoint` sees: it counts in this process only.
         self.__dict__["_current_generation"] = keras.Variable(0, dtype="int32", trainable=False)
         self._trace_markers = backend.trace_markers(self._generation)
+        # Nor this: it is no part of what TensorFlow saves by itself.
+        self.__dict__["_starts"] = {}
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state for the variables that will be updated; called by Keras or `freeze`.
@@ -172,6 +177,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             keras.name_scope(self.name),
         ):
             self._updates = self._make_updates(parameters)
+            if self._updates.found and self._updates.mask is None:  # the first batch will decide
+                candidates = [p for p in parameters if p.is_frozen_candidate]
+                model = model_in_use([p.variable for p in candidates])
+                self.set_starts({} if model is None else starts_of(model, candidates))
             super().build(list(variables))
             self._pending = None
             self._warn_of_constraints(parameters)
@@ -246,7 +255,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         updates = self._updates
         return updates if isinstance(updates, CompactUpdate) and updates.has_mask else None
 
-    def set_mask(self, mask: FreezeMask, variables: Sequence[Any]) -> None:
+    def set_mask(
+        self, mask: FreezeMask, variables: Sequence[Any], starts: Mapping[int, Start] | None = None
+    ) -> None:
         """Takes over a mask; the inner optimizer starts anew but for its iterations and its rate.
 
         `keras_freeze.freeze` is the way to call this: it checks the mask and tells the model.
@@ -254,8 +265,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         Args:
             mask: which entries are trained; what it does not cover is trained whole.
             variables: the variables that the mask's positions mean.
+            starts: what those of the mask were drawn from, where that is known.
         """
         self._rebuild(State(mask, compact=self.suits_compact(mask)), variables)
+        self.set_starts(starts or {})
         if self.frozen_weights == "zero":
             self.zero_frozen_weights()
 
@@ -267,6 +280,22 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             self._rebuild(state, self._trainable_variables)
         for optimizer in with_parts(self.inner_optimizer):
             optimizer._iterations.assign(0)
+
+    @property
+    def starts(self) -> Mapping[int, Start]:
+        """What variables of the mask were drawn from, by their positions, where that is known."""
+        starts: Mapping[int, Start] = self.__dict__["_starts"]
+        return starts
+
+    def set_starts(self, starts: Mapping[int, Start]) -> None:
+        """Remembers what variables of the mask were drawn from."""
+        self.__dict__["_starts"] = dict(starts)
+
+    def remember_starts(self, model: keras.Model) -> None:
+        """Looks in the model's layers what variables of the mask were drawn from."""
+        if self.mask is not None:
+            parameters = self._parameters or classify(model.trainable_variables, self.exclude)
+            self.set_starts(starts_of(model, [parameters[e.position] for e in self.mask.entries]))
 
     def zero_frozen_weights(self) -> None:
         """Sets every frozen weight to zero.
@@ -600,9 +629,11 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         """What this optimizer is besides its inner optimizer: mask, way of updating, decay."""
         updates = self._updates
         if updates is None:
-            return State(None, compact=False) if self._pending is None else self._pending
+            pending = State(None, compact=False) if self._pending is None else self._pending
+            return replace(pending, starts=self.starts)
         scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
-        return State(updates.mask, isinstance(updates, CompactUpdate), scale, updates.found)
+        is_compact = isinstance(updates, CompactUpdate)
+        return State(updates.mask, is_compact, scale, updates.found, self.starts)
 
     def restore(self, state: State) -> None:
         """Takes over a state; an optimizer that is not built yet does so when it is built.
@@ -613,8 +644,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         updates = self._updates
         if updates is None:
             self._pending = state
-            return
-        if self._must_rebuild(state):
+        elif self._must_rebuild(state):
             self._rebuild(state, self._trainable_variables)
         elif state.mask is not None:
             before = updates.mask
@@ -623,6 +653,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             self._follow_mask(before)
             if state.decay_scale is not None and updates.decay_scale is not None:
                 updates.decay_scale.assign(state.decay_scale)
+        self.set_starts(state.starts)
 
     def _must_rebuild(self, state: State) -> bool:
         """Whether a state needs other variables than this optimizer, if it is built, has."""

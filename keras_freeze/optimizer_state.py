@@ -2,8 +2,9 @@
 
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import numpy as np
 from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import Parameter, same_path
+from keras_freeze.starts import Start
 from keras_freeze.updates import with_parts
 
 _VERSION = 1
@@ -27,12 +29,14 @@ class State:
         decay_scale: FreezeNet-WD's scalar.
         found: whether the first batch decided. A step is then traced so that it could, which
             rounds a little differently: training on is to be the same to the last bit.
+        starts: what variables of the mask were drawn from, by their positions, where that is known.
     """
 
     mask: FreezeMask | None
     compact: bool
     decay_scale: Any = None
     found: bool = False
+    starts: Mapping[int, Start] = field(default_factory=dict)
 
 
 def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner: Any) -> None:
@@ -55,6 +59,8 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         "variables": [[p.path, list(p.variable.shape)] for p in parameters],
         "inner": {"classes": _classes(inner), "variables": _names(inner)},
     }
+    if state.starts:
+        header["starts"] = [[position, s.to_json()] for position, s in state.starts.items()]
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     if entries:
         store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
@@ -88,7 +94,8 @@ def read_state(store: Any) -> State:
         mask = FreezeMask(entries, num_rescued=header["num_rescued"])
     has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are no mappings
     scale = np.asarray(store["decay_scale"]) if has_scale else None
-    return State(mask, header["compact"], scale, header.get("found", False))
+    starts = {position: Start.from_json(start) for position, start in header.get("starts", [])}
+    return State(mask, header["compact"], scale, header.get("found", False), starts)
 
 
 def _read_header(store: Any) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def check_origin(
         if is_loaded or len(described["variables"]) == len(inner.variables):
             raise _other_optimizer(described, inner)
     # With other settings it has other kinds of variables. How many follows from the mask.
-    elif inner.built and set(described["variables"]) != set(_names(inner)):
+    elif inner.built and _kinds(described["variables"]) != _kinds(_names(inner)):
         raise _other_optimizer(described, inner)
 
 
@@ -175,7 +182,7 @@ def _other_optimizer(saved: dict[str, Any], inner: Any) -> ValueError:
 
 
 def _in_words(classes: Sequence[str], names: Sequence[str]) -> str:
-    kinds = ", ".join(dict.fromkeys(names))
+    kinds = ", ".join(sorted(_kinds(names)))
     return f"{' with '.join(classes)}, {len(names)} variables ({kinds})"
 
 
@@ -193,6 +200,11 @@ def _names(inner: Any) -> list[str]:
         for variable in part._trainable_variables
     }
     return [_without_owner(variable.name, owners) for variable in inner.variables]
+
+
+def _kinds(names: Sequence[str]) -> set[str]:
+    """Names without their last number: Keras counts variables without a name in each process."""
+    return {re.sub(r"_\d+$", "", name) for name in names}
 
 
 def _without_owner(name: str, owners: set[str]) -> str:

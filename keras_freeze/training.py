@@ -24,10 +24,11 @@ from keras_freeze import backend, datasets, initializers, models
 from keras_freeze._version import __version__
 from keras_freeze.datasets.sources import import_tensorflow
 from keras_freeze.files import replacing
-from keras_freeze.freezing import freeze, reinitialize
+from keras_freeze.freezing import freeze
 from keras_freeze.mask import check_freeze_rate
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.pruning import PruningCheck, check_pruning
+from keras_freeze.reinitialization import reinitialize
 from keras_freeze.report import Report, report
 from keras_freeze.saliency import Criterion, GraSP, as_grasp, check_criterion
 

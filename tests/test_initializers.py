@@ -185,7 +185,7 @@ def test_upper_quantile_agrees_with_scipy_down_to_the_smallest_tail():
         ]
     )
     p = np.clip(p, 2.0**-54, 0.5 - 2.0**-54)
-    np.testing.assert_allclose(initializers._upper_quantile(p), -special.ndtri(p), rtol=1e-10)
+    np.testing.assert_allclose(initializers.upper_quantile(p), -special.ndtri(p), rtol=1e-10)
 
 
 def test_upper_quantile_rounds_after_every_operation():
@@ -210,7 +210,7 @@ def test_upper_quantile_rounds_after_every_operation():
 
     words = np.random.Philox(key=np.array([8, 9], np.uint64)).random_raw(20_000)
     p = np.concatenate([initializers._split(words)[1] / 2, 2.0 ** -np.arange(2, 55)])
-    assert initializers._upper_quantile(p).tolist() == [upper_quantile(x) for x in p.tolist()]
+    assert initializers.upper_quantile(p).tolist() == [upper_quantile(x) for x in p.tolist()]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 
 from keras_freeze.parameters import path_of
+from keras_freeze.starts import BASE
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import FreezeFileError, naming
-from keras_freeze.storage.header import BASE, Header
+from keras_freeze.storage.header import Header
 from keras_freeze.storage.loading import check_fingerprint, check_variables, restored
 from keras_freeze.storage.network import (
     bits_of,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from keras_freeze.starts import BASE, SEED, Source
 from keras_freeze.storage.errors import FreezeFileError
 
 # Bytes of one value, by the names that Keras gives to dtypes.
@@ -31,55 +32,6 @@ WIDTHS = {
 }
 
 _MOST_AXES = 32
-
-CONSTANT, SEED, INITIALIZER, BASE = "constant", "seed", "initializer", "base"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the values of a variable that are not in the file come from.
-
-    Attributes:
-        kind: `CONSTANT`; `BASE`; `SEED`, one of our portable initializers; or `INITIALIZER`, one of
-            Keras's, the same numbers only with the same versions on the same kind of machine.
-        distribution, seed, stream: of `SEED`.
-        config: the initializer of `INITIALIZER` as Keras serializes it, its seed included.
-        index: of `BASE`, which of the base's variables it is.
-        pattern: of `CONSTANT`, the bits that each value has.
-    """
-
-    kind: str
-    distribution: str = ""
-    seed: int = 0
-    stream: int = 0
-    config: Mapping[str, Any] | None = None
-    index: int = 0
-    pattern: int = 0
-
-    def to_json(self) -> list[Any]:
-        """The source as a list that begins with its kind."""
-        described: dict[str, list[Any]] = {
-            CONSTANT: [self.pattern],
-            SEED: [self.distribution, self.seed, self.stream],
-            INITIALIZER: [self.config],
-            BASE: [self.index],
-        }
-        return [self.kind, *described[self.kind]]
-
-    @classmethod
-    def from_json(cls, value: Any) -> "Source":
-        """The source that `to_json` described."""
-        kind, *rest = _check(value, list, "source")
-        if kind == CONSTANT and len(rest) == 1:
-            return cls(CONSTANT, pattern=_whole(rest[0], 2**64, "constant"))
-        if kind == SEED and len(rest) == 3:
-            seed, stream = _whole(rest[1], 2**32, "seed"), _whole(rest[2], 2**32, "stream")
-            return cls(SEED, _check(rest[0], str, "distribution"), seed, stream)
-        if kind == INITIALIZER and len(rest) == 1:
-            return cls(INITIALIZER, config=_check(rest[0], dict, "initializer"))
-        if kind == BASE and len(rest) == 1:
-            return cls(BASE, index=_whole(rest[0], 2**31, "index"))
-        raise FreezeFileError(f"there is no source {value!r:.200}")
 
 
 @dataclass(frozen=True)

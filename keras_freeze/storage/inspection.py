@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
 from keras_freeze.storage.bits import from_bits
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import naming
-from keras_freeze.storage.header import BASE, CONSTANT, INITIALIZER, SEED, WIDTHS, Header, Record
+from keras_freeze.storage.header import WIDTHS, Header, Record
 from keras_freeze.storage.masks import trained_counts
 from keras_freeze.text import printable
 
@@ -154,11 +155,16 @@ def _describe(record: Record) -> str:
     config = source.config or {}
     described = {
         CONSTANT: f"rest {_constant(source.pattern, record.dtype)}",
-        SEED: f"rest {source.distribution}, seed {source.seed}, stream {source.stream}",
+        SEED: f"rest {_drawn(source)}, seed {source.seed}, stream {source.stream}",
         INITIALIZER: f"rest Keras's {config.get('class_name')} {config.get('config')}",
         BASE: f"rest from variable {source.index} of the base",
     }[source.kind]
     return ", ".join(part for part in (described, rounded) if part)
+
+
+def _drawn(source: Source) -> str:
+    parameters = ", ".join(f"{name}={value!r}" for name, value in source.parameters.items())
+    return f"{source.distribution}({parameters})" if parameters else source.distribution
 
 
 def _constant(pattern: int, dtype: str) -> str:

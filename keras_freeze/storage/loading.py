@@ -1,7 +1,7 @@
 """Load a network from a `.freeze` file."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +11,19 @@ import numpy as np
 from keras_freeze import initializers
 from keras_freeze.freezing import (
     freeze_optimizer_of,
-    initializers_of,
     optimizer_of,
     restrict_gradients,
 )
+from keras_freeze.layer_initializers import initializer_of, initializers_of, is_portable
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, same_path
+from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming
 from keras_freeze.storage.header import (
-    CONSTANT,
-    INITIALIZER,
-    SEED,
     WIDTHS,
     Header,
     Record,
@@ -43,7 +41,7 @@ from keras_freeze.storage.network import (
     variables_of,
     versions,
 )
-from keras_freeze.storage.sources import initializer_of, regenerate, scaled
+from keras_freeze.storage.sources import regenerate, scaled
 from keras_freeze.storage.value_coding import decode_values
 from keras_freeze.text import printable, printable_cause
 
@@ -131,11 +129,13 @@ class Values:
     Attributes:
         bits: the values of each, as bit patterns.
         mask: the freezing mask; None if there is none.
+        starts: what variables of the mask were drawn from, by their positions in it.
         optimizer: the values of each variable of the optimizer, as bit patterns.
     """
 
     bits: list[np.ndarray]
     mask: FreezeMask | None
+    starts: dict[int, Start]
     optimizer: list[np.ndarray]
 
 
@@ -153,10 +153,13 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     if any(source.kind == SEED for source, _, _ in sources):
         _check_generator(header)
     sourced = iter(regenerate(sources, base))
-    values = []
+    values: list[np.ndarray] = []
+    starts: dict[int, Start] = {}
     for record, chosen, bits in zip(header.records, masks, stored, strict=True):
         if record.source is not None:
             rest = next(sourced)
+            if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
+                starts[record.entry.position] = _start(header, record.source, rest)
             if chosen is not None:
                 if header.decay_scale is not None and record.source.kind != CONSTANT:
                     rest = scaled(rest, record.dtype, header.decay_scale)
@@ -165,7 +168,18 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         if checksum(bits) != record.checksum:
             raise _mismatch(header, record)
         values.append(bits)
-    return Values(values, mask, optimizer)
+    return Values(values, mask, starts, optimizer)
+
+
+def _start(header: Header, source: Source, bits: np.ndarray) -> Start:
+    drawn_with = "" if is_portable(source) else _versions_in_words(header.versions)
+    return Start(source, checksum(bits), drawn_with)
+
+
+def _versions_in_words(found: Mapping[str, str]) -> str:
+    """As `present_versions` says it, of the machine that wrote a file."""
+    backends = [f"{name} {found[name]}" for name in found if name not in ("keras", "keras_freeze")]
+    return f"Keras {found.get('keras')} on {', '.join(backends)}"
 
 
 def check_variables(header: Header, variables: Sequence[Any]) -> None:
@@ -286,7 +300,7 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
     if optimizer is None or (values.mask is None and state is None):
         return
     if freeze_optimizer is not None:
-        freeze_optimizer.restore(_state(header, values.mask, freeze_optimizer))
+        freeze_optimizer.restore(_state(header, values, freeze_optimizer))
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     if freeze_optimizer is not None:
@@ -304,9 +318,9 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
         set_bits(variable, bits, slot.dtype)
 
 
-def _state(header: Header, mask: FreezeMask | None, optimizer: FreezeOptimizer) -> State:
+def _state(header: Header, values: Values, optimizer: FreezeOptimizer) -> State:
+    mask = values.mask
+    compact, found = mask is not None and optimizer.suits_compact(mask), False
     if header.optimizer is not None:
-        found = header.optimizer.found
-        return State(mask, header.optimizer.compact, header.decay_scale, found)
-    compact = mask is not None and optimizer.suits_compact(mask)
-    return State(mask, compact, header.decay_scale)
+        compact, found = header.optimizer.compact, header.optimizer.found
+    return State(mask, compact, header.decay_scale, found, values.starts)

@@ -4,6 +4,7 @@ import difflib
 import functools
 import os
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,24 +14,22 @@ import numpy as np
 
 from keras_freeze import initializers
 from keras_freeze.files import check_replaceable, is_same_file
-from keras_freeze.freezing import freeze_optimizer_of, initializers_of
+from keras_freeze.freezing import freeze_optimizer_of
+from keras_freeze.layer_initializers import (
+    initializers_of,
+    is_portable,
+    present_versions,
+    source_of,
+)
 from keras_freeze.mask import MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, shorten
+from keras_freeze.starts import BASE, CONSTANT, Source, Start
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.container import write_container
 from keras_freeze.storage.errors import FreezeFileError, check_path
-from keras_freeze.storage.header import (
-    BASE,
-    CONSTANT,
-    Entry,
-    Header,
-    OptimizerState,
-    Record,
-    Slot,
-    Source,
-)
+from keras_freeze.storage.header import Entry, Header, OptimizerState, Record, Slot
 from keras_freeze.storage.loading import check_variables, open_base
 from keras_freeze.storage.mask_coding import encode_masks
 from keras_freeze.storage.network import (
@@ -45,7 +44,7 @@ from keras_freeze.storage.network import (
     variables_of,
     versions,
 )
-from keras_freeze.storage.sources import guess, scaled, source_of
+from keras_freeze.storage.sources import guess, scaled
 from keras_freeze.storage.value_coding import encode_values
 
 _VALUES = ("float32", "float16", "bfloat16")
@@ -82,13 +81,17 @@ def save(
             rounded to "float16" or "bfloat16".
         include_optimizer: whether training on from the file is to be the same as training on from
             the model. Otherwise its optimizer starts with fresh moments.
-        include_frozen: whether frozen weights that come from nowhere else are put into the file.
+        include_frozen: whether frozen weights that come from no base and no portable seed are put
+            into the file.
 
     Raises:
         ValueError: if frozen weights come from nowhere; the message names the variable and what to
             do. Also for a model that is not built, or has lambda functions or vocabularies in it,
             and for values that are too large for float16.
         TypeError: for arguments of a wrong type.
+
+    Warns where the file names initializers of Keras, which draw other numbers with another backend
+    or version: it can then be loaded with those of this machine only.
 
     `frozen_weights="decay"` (FreezeNet-WD) rounds frozen weights in every step: `save` first sets
     those of the model to one factor times their start, rounded once.
@@ -106,8 +109,11 @@ def save(
     state = State(None, compact=False) if freeze_optimizer is None else freeze_optimizer.state
     base_variables = None if base is None else variables_of(open_base(base))
     plans = _plan(model, _entries_of(freeze_optimizer, model), values)
-    _find_sources(plans, state.decay_scale, base_variables, initializers_of(model))
-    _check_explained(plans, include_frozen)
+    _give_starts(plans, state.starts)
+    holders = initializers_of(model)
+    _find_sources(plans, state.decay_scale, base_variables, holders, portable_only=include_frozen)
+    if not include_frozen:
+        _check_explained(plans)
     header = Header(
         versions=versions(),
         generator=initializers.GENERATOR,
@@ -124,6 +130,7 @@ def save(
     )
     mask = encode_masks([plan.entry.trained for plan in plans if plan.entry is not None])
     _check_loads_again(model, header)
+    _warn_if_bound(plans)
     write_container(path, header.to_json(), mask, exponents, mantissas)
     for plan in plans:
         if plan.is_settled:
@@ -140,6 +147,7 @@ class _Plan:
         trainable: whether it is a parameter.
         dtype, stored_dtype: of the variable, and of its values in the file.
         bits: its values as bit patterns.
+        start: what its values were drawn from before it was frozen, if the optimizer knows.
         source: where values that are not stored come from; None while all are stored.
         is_settled: whether `bits` are no longer the variable's own (FreezeNet-WD).
     """
@@ -150,6 +158,7 @@ class _Plan:
     dtype: str
     stored_dtype: str
     bits: np.ndarray
+    start: Start | None = None
     source: Source | None = None
     is_settled: bool = False
 
@@ -238,13 +247,24 @@ def _entries_of(optimizer: FreezeOptimizer | None, model: keras.Model) -> dict[i
     return {id(variables[entry.position]): entry for entry in optimizer.mask.entries}
 
 
+def _give_starts(plans: Sequence[_Plan], starts: Mapping[int, Start]) -> None:
+    for plan in plans:
+        if plan.entry is not None:
+            plan.start = starts.get(plan.entry.position)
+
+
 def _find_sources(
     plans: Sequence[_Plan],
     decay_scale: Any,
     base: Sequence[Any] | None,
     layer_initializers: Mapping[int, tuple[Any, str]],
+    portable_only: bool,
 ) -> None:
-    """Gives each plan the first source that has its values: base, constant, or initializer."""
+    """Gives each plan the first source that has its values.
+
+    In this order: the base, one constant, the initializer of its layer, and what the optimizer
+    remembers, which is still right where the layer has another initializer since it was loaded.
+    """
     in_base = {} if base is None else _align([plan.variable for plan in plans], base)
     from_base = [
         # A base is the same whatever the state of its generators.
@@ -266,7 +286,11 @@ def _find_sources(
     for plan in plans:
         layer, attribute = layer_initializers.get(id(plan.variable), (None, ""))
         seeded.append(None if layer is None else source_of(layer, attribute))
-    _try_sources(plans, seeded, decay_scale, base)
+    remembered = [None if plan.start is None else plan.start.source for plan in plans]
+    for sources in (seeded, remembered):
+        if portable_only:
+            sources = [None if s is None or not is_portable(s) else s for s in sources]
+        _try_sources(plans, sources, decay_scale, base)
 
 
 def _try_sources(
@@ -310,19 +334,52 @@ def _labels(variables: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(path_of(v).rsplit("/", 1)[-1], tuple(v.shape), dtype_of(v)) for v in variables]
 
 
-def _check_explained(plans: Sequence[_Plan], include_frozen: bool) -> None:
+def _check_explained(plans: Sequence[_Plan]) -> None:
+    """Refuses frozen weights that nothing gives again."""
     lost = [
-        plan.path
+        plan
         for plan in plans
         if plan.entry is not None and plan.source is None and plan.sourced.any()
     ]
-    if lost and not include_frozen:
+    elsewhere = [plan for plan in lost if plan.start is not None and not _gives(plan.start, plan)]
+    if elsewhere:
+        drawn_with = {plan.start.drawn_with for plan in elsewhere if plan.start is not None}
         raise ValueError(
-            f"The frozen weights of {shorten(lost)} come from no seed that is known, nor from a "
-            "base, and they are not all equal. Call keras_freeze.reinitialize(model, seed=...) "
-            "before you freeze a model, so that one seed gives them again; or pass base=, the "
-            "model or file that they come from; or include_frozen=True, which puts them into the "
-            "file."
+            f"The frozen weights of {shorten([plan.path for plan in elsewhere])} were drawn by "
+            f"initializers of Keras with {', '.join(sorted(drawn_with))}, and {present_versions()} "
+            "draws other numbers from their seeds. Save the model where they were drawn; or pass "
+            "base=, the model or file that they come from; or include_frozen=True, which puts them "
+            "into the file."
+        )
+    if lost:
+        raise ValueError(
+            f"The frozen weights of {shorten([plan.path for plan in lost])} come from no seed that "
+            "is known, nor from a base, and they are not all equal. Call "
+            "keras_freeze.reinitialize(model, seed=...) before you freeze a model, so that one "
+            "seed gives them again; or pass base=, the model or file that they come from; or "
+            "include_frozen=True, which puts them into the file."
+        )
+
+
+def _gives(start: Start, plan: _Plan) -> bool:
+    """Whether what a start was drawn from gives its values here."""
+    (bits,) = guess([(start.source, plan.shape, plan.dtype)], None)
+    return bits is not None and checksum(bits) == start.checksum
+
+
+def _warn_if_bound(plans: Sequence[_Plan]) -> None:
+    """Warns where the file will only load with this backend and these versions."""
+    bound = [
+        plan.path for plan in plans if plan.source is not None and not is_portable(plan.source)
+    ]
+    if bound:
+        warnings.warn(
+            f"The file has no values of {shorten(bound)} but the seeds from which Keras drew them, "
+            f"and another backend or version draws other numbers: it can be loaded with "
+            f"{present_versions()} only. For a file that can be loaded everywhere, call "
+            "keras_freeze.reinitialize(model, seed=...) before `freeze`, or pass "
+            "include_frozen=True.",
+            stacklevel=3,
         )
 
 

@@ -1,0 +1,99 @@
+"""What the values of a variable were drawn from, as files and checkpoints say it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CONSTANT, SEED, INITIALIZER, BASE = "constant", "seed", "initializer", "base"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of a variable that are not in a file come from.
+
+    Attributes:
+        kind: `CONSTANT`; `BASE`; `SEED`, one of our portable initializers; or `INITIALIZER`, one of
+            Keras's, the same numbers only with the same versions on the same kind of machine.
+        distribution, seed, stream: of `SEED`.
+        parameters: of `SEED`, for distributions that have any.
+        config: the initializer of `INITIALIZER` as Keras serializes it, its seed included.
+        index: of `BASE`, which of the base's variables it is.
+        pattern: of `CONSTANT`, the bits that each value has.
+    """
+
+    kind: str
+    distribution: str = ""
+    seed: int = 0
+    stream: int = 0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    index: int = 0
+    pattern: int = 0
+
+    def to_json(self) -> list[Any]:
+        """The source as a list that begins with its kind."""
+        parameters = [dict(self.parameters)] if self.parameters else []
+        described: dict[str, list[Any]] = {
+            CONSTANT: [self.pattern],
+            SEED: [self.distribution, self.seed, self.stream, *parameters],
+            INITIALIZER: [self.config],
+            BASE: [self.index],
+        }
+        return [self.kind, *described[self.kind]]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Source":
+        """The source that `to_json` described.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        match value:
+            case ["constant", pattern]:
+                return cls(CONSTANT, pattern=_whole(pattern, 2**64))
+            case ["seed", str(distribution), seed, stream]:
+                return cls(SEED, distribution, _whole(seed, 2**32), _whole(stream, 2**32))
+            case ["seed", str(distribution), seed, stream, dict(parameters)] if parameters:
+                whole = _whole(seed, 2**32), _whole(stream, 2**32)
+                return cls(SEED, distribution, *whole, parameters=parameters)
+            case ["initializer", dict(config)]:
+                return cls(INITIALIZER, config=config)
+            case ["base", index]:
+                return cls(BASE, index=_whole(index, 2**31))
+        raise ValueError(f"there is no source {value!r:.200}")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all values of a variable were drawn from before any of them was trained.
+
+    Attributes:
+        source: where they come from: `SEED` or `INITIALIZER`.
+        checksum: CRC-32 of them, little-endian.
+        drawn_with: the versions of Keras and its backend that have drawn them; an initializer of
+            Keras may give other numbers with others.
+    """
+
+    source: Source
+    checksum: int
+    drawn_with: str = ""
+
+    def to_json(self) -> list[Any]:
+        """The start as a list."""
+        return [self.source.to_json(), self.checksum, self.drawn_with]
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Start":
+        """The start that `to_json` described.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        source, checksum, drawn_with = value
+        return cls(Source.from_json(source), _whole(checksum, 2**32), str(drawn_with))
+
+
+def _whole(value: Any, end: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise ValueError(f"{value!r:.100} is no integer in [0, {end})")
+    return value
