@@ -143,7 +143,7 @@ class TruncatedNormal(RandomNormal):
     def _transform(self, shape: tuple[int, ...]) -> Transform:
         reach = 2.0 * abs(self.stddev)
         lowest = _float32_at_least(self.mean - reach)
-        highest = max(-_float32_at_least(-(self.mean + reach)), lowest)
+        highest = max(_float32_at_most(self.mean + reach), lowest)
 
         def transform(signs: np.ndarray, fractions: np.ndarray) -> np.ndarray:
             magnitudes = upper_quantile(_TAIL + fractions * (0.5 - _TAIL))
@@ -367,7 +367,7 @@ def _orthonormal_columns(normal: np.ndarray) -> np.ndarray:
     products = vectors.T @ vectors
     upper = np.triu(products)
     upper[diagonal, diagonal] *= 0.5
-    weights = _solve_upper(upper, np.ascontiguousarray(vectors[:num_columns].T))
+    weights = _solve_upper(upper, vectors[:num_columns].T.copy())
     matrix = -_product(vectors, weights)
     matrix[diagonal, diagonal] += 1.0
     return matrix * -signs
@@ -395,11 +395,16 @@ def _product(integers: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _float32_at_least(bound: float) -> float:
-    """The lowest float32 that is not below a number."""
+    """The lowest float32 that is not below a number; never -0.0, of which 0.0 is not larger."""
     nearest = np.float32(bound)
     if float(nearest) < bound:
         nearest = np.nextafter(nearest, np.float32(np.inf))
-    return float(nearest)
+    return float(nearest) + 0.0
+
+
+def _float32_at_most(bound: float) -> float:
+    """The highest float32 that is not above a number."""
+    return 0.0 - _float32_at_least(-bound)
 
 
 def _float32_below(bound: float) -> float:
@@ -407,7 +412,7 @@ def _float32_below(bound: float) -> float:
     nearest = np.float32(bound)
     if float(nearest) >= bound:
         nearest = np.nextafter(nearest, np.float32(-np.inf))
-    return float(nearest)
+    return float(nearest) + 0.0
 
 
 def _length(shape: tuple[int, ...], axes: Sequence[int]) -> int:
@@ -420,7 +425,7 @@ def _check_number(name: str, value: Any) -> float:
     try:
         if isinstance(value, (bool, str)):
             raise TypeError
-        number = float(value)
+        number = float(value) + 0.0  # not -0.0
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number. Received: {name}={value!r}") from None
     if not abs(number) <= float(np.finfo(np.float32).max):

@@ -320,8 +320,28 @@ def philox4x64(seed, stream, count):
     return outputs[:count]
 
 
-def drawn(shape, distribution, seed, stream):
+def drawn(shape, distribution, seed, stream, parameters=None):
     """The float32 values of a variable that comes from a seed."""
+    if distribution == "variance_scaling":
+        distribution, parameters = variance_scaling(shape, **parameters)
+    numbers = sign_and_fractions(seed, stream, math.prod(shape))
+    if distribution == "orthogonal":
+        return orthogonal(shape, numbers, **parameters)
+    if parameters is not None:
+        values = with_parameters(distribution, numbers, **parameters)
+    else:
+        values = without_parameters(shape, distribution, numbers)
+    return np.array(values, np.float64).astype(np.float32).reshape(shape)
+
+
+def sign_and_fractions(seed, stream, count):
+    return [
+        (-1.0 if word >> 63 else 1.0, ((word >> 11) % 2**52 + 0.5) * 2.0**-52)
+        for word in philox4x64(seed, stream, count)
+    ]
+
+
+def without_parameters(shape, distribution, numbers):
     fan_in, fan_out = fans(shape)
     known = {
         "xavier_normal": (lambda f: upper_quantile(f * 0.5), 2 / (fan_in + fan_out)),
@@ -332,12 +352,84 @@ def drawn(shape, distribution, seed, stream):
     _require(distribution in known, f"unknown distribution {distribution}")
     magnitude, variance = known[distribution]
     scale = math.sqrt(variance)
-    values = []
-    for word in philox4x64(seed, stream, math.prod(shape)):
-        sign = -1.0 if word >> 63 else 1.0
-        f = ((word >> 11) % 2**52 + 0.5) * 2.0**-52
-        values.append((sign * magnitude(f)) * scale)
-    return np.array(values, np.float64).astype(np.float32).reshape(shape)
+    return [(sign * magnitude(f)) * scale for sign, f in numbers]
+
+
+def with_parameters(distribution, numbers, **parameters):
+    if distribution == "uniform":
+        low, high = parameters["minval"], parameters["maxval"]
+        middle, half = 0.5 * low + 0.5 * high, 0.5 * high - 0.5 * low
+        lowest = float32_at_least(min(low, high))
+        highest = 0.0 - float32_above(-max(low, high))
+        values = [(sign * f) * half + middle for sign, f in numbers]
+        return [max(min(value, highest), lowest) for value in values]
+    mean, stddev = parameters["mean"], parameters["stddev"]
+    if distribution == "normal":
+        return [sign * upper_quantile(f * 0.5) * stddev + mean for sign, f in numbers]
+    _require(distribution == "truncated_normal", f"unknown distribution {distribution}")
+    t = 0.022750131948179208
+    lowest = float32_at_least(mean - 2 * abs(stddev))
+    highest = 0.0 - float32_at_least(-(mean + 2 * abs(stddev)))
+    values = [sign * upper_quantile(t + f * (0.5 - t)) * stddev + mean for sign, f in numbers]
+    return [max(min(value, highest), lowest) for value in values]
+
+
+def float32_at_least(bound):
+    candidates = np.nextafter(np.float32(bound), np.float32([-np.inf, np.inf]))
+    return min(float(c) for c in [*candidates, np.float32(bound)] if float(c) >= bound) + 0.0
+
+
+def float32_above(bound):
+    candidates = np.nextafter(np.float32(bound), np.float32([-np.inf, np.inf]))
+    return min(float(c) for c in [*candidates, np.float32(bound)] if float(c) > bound) + 0.0
+
+
+def variance_scaling(shape, scale, mode, distribution, input_axes=None, output_axes=None):
+    fan_in, fan_out = fans(shape)
+    if input_axes is not None and output_axes is not None:
+        fan_in = math.prod(shape[axis] for axis in input_axes)
+        fan_out = math.prod(shape[axis] for axis in output_axes)
+    n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
+    v = scale / max(1, n)
+    if distribution == "uniform":
+        return "uniform", {"minval": -math.sqrt(3 * v), "maxval": math.sqrt(3 * v)}
+    if distribution == "truncated_normal":
+        return distribution, {"mean": 0.0, "stddev": math.sqrt(v) / 0.87962566103423978}
+    _require(distribution == "untruncated_normal", f"unknown distribution {distribution}")
+    return "normal", {"mean": 0.0, "stddev": math.sqrt(v)}
+
+
+def orthogonal(shape, numbers, gain):
+    """With Python's integers and floats, one at a time."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    m, n = max(rows, columns), min(rows, columns)
+    a = np.array([sign * upper_quantile(f * 0.5) for sign, f in numbers]).reshape(m, n).tolist()
+    signs = [-1 if a[k][k] < 0 else 1 for k in range(n)]
+    v = [[round(a[i][k] * 2**16) if i >= k else 0 for k in range(n)] for i in range(m)]
+    lengths = [round(math.sqrt(sum(v[i][k] ** 2 for i in range(m)))) for k in range(n)]
+    for k in range(n):
+        v[k][k] += signs[k] * max(lengths[k], 1)
+    u = [[float(sum(v[i][j] * v[i][k] for i in range(m))) for k in range(n)] for j in range(n)]
+    x = [[float(v[j][i]) for j in range(n)] for i in range(n)]
+    for k in reversed(range(n)):
+        for j in range(k, n):
+            x[k][j] /= u[k][k] * 0.5
+            for i in range(k):
+                x[i][j] -= u[i][k] * x[k][j]
+    b = min(21, 31 - n.bit_length())
+    e = math.frexp(max(abs(value) for row in x for value in row))[1]
+    high = [[round(value * 2.0 ** (b - e)) for value in row] for row in x]
+    low = [
+        [round((x[i][j] * 2.0 ** (b - e) - high[i][j]) * 2**b) for j in range(n)] for i in range(n)
+    ]
+    q = np.empty((m, n))
+    for i in range(m):
+        for k in range(n):
+            sums = [sum(v[i][j] * part[j][k] for j in range(n)) for part in (high, low)]
+            p = sums[0] * 2.0 ** (e - b) + sums[1] * 2.0 ** (e - 2 * b)
+            q[i, k] = ((1.0 if i == k else 0.0) - p) * -signs[k]
+    q = q if rows >= columns else q.T
+    return (q * gain).astype(np.float32).reshape(shape)
 
 
 def fans(shape):
