@@ -120,7 +120,7 @@ def freeze(
 
 
 def _set_mask(
-    model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, variables: Sequence[Any]
+    model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, variables: list[Any]
 ) -> None:
     """Hands over a mask, with what its variables were drawn from."""
     parameters = classify(variables, optimizer.exclude)

@@ -119,7 +119,9 @@ def initializer_of(source: Source) -> keras.initializers.Initializer:
                 seed=source.seed, stream=source.stream, **source.parameters
             )
         except TypeError as error:
-            raise ValueError(f"{source.distribution!r}: {error}") from error
+            raise ValueError(
+                f"The distribution {source.distribution!r} has other parameters: {error}"
+            ) from error
     described = source.config or {}
     named = described.get("class_name")
     made: Any = getattr(keras.initializers, str(named), None)

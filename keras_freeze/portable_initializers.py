@@ -422,12 +422,9 @@ def _length(shape: tuple[int, ...], axes: Sequence[int]) -> int:
 
 
 def _check_number(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, (bool, str)):
-            raise TypeError
-        number = float(value) + 0.0  # not -0.0
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number. Received: {name}={value!r}") from None
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number. Received: {name}={value!r}")
+    number = float(value) + 0.0  # not -0.0
     if not abs(number) <= float(np.finfo(np.float32).max):
         raise ValueError(f"{name} must be a number that float32 has. Received: {name}={value!r}")
     return number

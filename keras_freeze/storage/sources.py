@@ -61,7 +61,7 @@ def _regenerate(
     try:
         return as_bits(draw(source, shape, dtype), dtype)
     except ValueError as error:
-        raise FreezeFileError(str(error)) from error
+        raise FreezeFileError(f"A source gives no values: {error}") from error
 
 
 def _from_base(index: int, shape: tuple[int, ...], dtype: str, base: Sequence[Any]) -> np.ndarray:
