@@ -87,6 +87,14 @@ def read_header(section, length):
     return json.loads(text.decode("utf-8"))
 
 
+def vocabularies(header):
+    """(tokens, weights or None) of each layer that has a vocabulary of its own, else None."""
+    return [
+        None if described is None else (described["tokens"], described.get("idf_weights"))
+        for described in header.get("vocabularies", [])
+    ]
+
+
 def _integer(data):
     return int.from_bytes(data, "little")
 

@@ -572,14 +572,6 @@ def test_folders_and_bases_that_do_not_exist_are_named(tmp_path):
         kf.load(tmp_path / "model.freeze", compile="no")
 
 
-def test_a_vocabulary_cannot_be_saved(tmp_path):
-    vectorize = layers.TextVectorization(output_sequence_length=4)
-    vectorize.adapt(["a b c"])
-    model = keras.Sequential([keras.Input((), dtype="string"), vectorize, layers.Embedding(9, 2)])
-    with pytest.raises(ValueError, match=r"text_vectorization.*vocabulary"):
-        kf.save(model, tmp_path / "model.freeze")
-
-
 def test_a_model_that_is_not_built_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match="not built"):
         kf.save(keras.Sequential([layers.Dense(2)]), tmp_path / "model.freeze")

@@ -24,6 +24,7 @@ from keras_freeze.storage.network import (
     set_bits,
     variables_of,
 )
+from keras_freeze.storage.vocabularies import check_same_vocabularies
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
                 "It was saved without a base, so that it is no delta: use `load`."
             )
         _check_architecture(header, variables)
+        check_same_vocabularies(model, header.vocabularies)
         if model in _applied and fingerprint(variables) != header.base:
             raise ValueError(
                 f"The delta {_applied[model].name!r} is on this model: take it off with "

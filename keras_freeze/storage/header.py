@@ -148,6 +148,39 @@ class OptimizerState:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """What a lookup layer of Keras knows besides its configuration.
+
+    Attributes:
+        tokens: texts or whole numbers, by index, with those for masks and unknown tokens; None for
+            one of these that the layer has no token for.
+        idf_weights: of `output_mode="tf_idf"`, one for each output.
+    """
+
+    tokens: tuple[str | int | None, ...]
+    idf_weights: tuple[float, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The vocabulary as a JSON object."""
+        described: dict[str, Any] = {"tokens": list(self.tokens)}
+        if self.idf_weights is not None:
+            described["idf_weights"] = list(self.idf_weights)
+        return described
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Vocabulary":
+        """The vocabulary that `to_json` described."""
+        described = _check(value, dict, "vocabulary")
+        tokens = _check(described["tokens"], list, "tokens")
+        if not all(token is None or type(token) in (str, int) for token in tokens):
+            raise FreezeFileError("a vocabulary has tokens that are neither texts nor numbers")
+        weights = described.get("idf_weights")
+        if weights is not None:
+            weights = tuple(_finite(w, "idf_weight") for w in _check(weights, list, "idf_weights"))
+        return cls(tuple(tokens), weights)
+
+
+@dataclass(frozen=True)
 class Header:
     """All of it.
 
@@ -161,6 +194,8 @@ class Header:
             (FreezeNet-WD); None for other methods.
         base: SHA-256 of the base in hexadecimal, None without one.
         optimizer: the optimizer's state, None if it was left out.
+        vocabularies: of the model's lookup layers, in the order of its layers, None for one that
+            follows from the model's configuration or is not set; empty if all are None.
     """
 
     versions: Mapping[str, str]
@@ -171,6 +206,7 @@ class Header:
     decay_scale: float | None
     base: str | None
     optimizer: OptimizerState | None
+    vocabularies: tuple[Vocabulary | None, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The header as a JSON object, without what is as usual."""
@@ -191,6 +227,8 @@ class Header:
                 "found": self.optimizer.found,
                 "variables": slots,
             }
+        if self.vocabularies:
+            described["vocabularies"] = [v and v.to_json() for v in self.vocabularies]
         return described
 
     @classmethod
@@ -232,6 +270,10 @@ class Header:
             decay_scale=None if scale is None else _finite(scale, "decay_scale"),
             base=None if base is None else _check(base, str, "base"),
             optimizer=optimizer,
+            vocabularies=tuple(
+                None if value is None else Vocabulary.from_json(value)
+                for value in _check(described.get("vocabularies", []), list, "vocabularies")
+            ),
         )
 
     def _check(self) -> None:

@@ -47,6 +47,7 @@ class Inspection:
         dense_bytes: what all its variables take.
         base: the fingerprint of its base; None without one.
         has_optimizer: whether the optimizer's state is in it.
+        num_tokens: of the vocabularies that are not in the configuration.
         digest: SHA-256 of the file but for its last 32 bytes, which are this digest.
     """
 
@@ -60,6 +61,7 @@ class Inspection:
     dense_bytes: int
     base: str | None
     has_optimizer: bool
+    num_tokens: int
     digest: str
 
     @property
@@ -83,6 +85,8 @@ class Inspection:
             lines.append(f"masks of more than {_MOST_DECODED:,} entries: not counted")
         lines.append(f"base: {printable(self.base or 'none', _LONGEST_NAME)}")
         lines.append(f"optimizer state: {'included' if self.has_optimizer else 'not included'}")
+        if self.num_tokens:
+            lines.append(f"vocabularies: {self.num_tokens:,} tokens")
         lines.append(f"fingerprint of the file: {self.digest}")
         return "\n".join(lines + self._table())
 
@@ -135,6 +139,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         dense_bytes=sum(r.size * WIDTHS[r.dtype] for r in header.records),
         base=header.base,
         has_optimizer=header.optimizer is not None,
+        num_tokens=sum(len(vocabulary.tokens) for vocabulary in header.vocabularies if vocabulary),
         digest=container.digest.hex(),
     )
 

@@ -43,6 +43,7 @@ from keras_freeze.storage.network import (
 )
 from keras_freeze.storage.sources import regenerate, scaled
 from keras_freeze.storage.value_coding import decode_values
+from keras_freeze.storage.vocabularies import set_vocabularies
 from keras_freeze.text import printable, printable_cause
 
 
@@ -87,6 +88,7 @@ def load(
         header = Header.from_json(container.header)
         base_variables = _checked_base(header, base)
         model = build_model(header.model, compile)
+        set_vocabularies(model, header.vocabularies)
         variables = variables_of(model)
         check_variables(header, variables)
         values = restored(header, container, base_variables)

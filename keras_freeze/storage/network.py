@@ -19,6 +19,7 @@ from keras_freeze.parameters import path_of
 from keras_freeze.storage.bits import as_bits, from_bits, little_endian, numpy_dtype
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import WIDTHS
+from keras_freeze.storage.vocabularies import check_assets, check_configured
 
 # What `get_compile_config` gives for a model that does not override it.
 _COMPILE_ARGUMENTS = {
@@ -106,13 +107,7 @@ def config_of(model: keras.Model) -> dict[str, Any]:
     """
     if not model.built:
         raise ValueError("Argument `model` is not built: call it on a batch of data first.")
-    for layer in model._flatten_layers():
-        if hasattr(layer, "save_assets"):
-            raise ValueError(
-                f"The layer {layer.name!r} ({type(layer).__name__}) keeps files beside its "
-                "variables, such as a vocabulary. Save a model without it, and apply it to the "
-                "data before."
-            )
+    check_assets(model)
     try:
         with ObjectSharingScope(), warnings.catch_warnings():
             warnings.filterwarnings("error", message="The object being serialized includes a `lam")
@@ -140,6 +135,7 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
     Raises:
         FreezeFileError: if Keras cannot build it.
     """
+    check_configured(config)
     # Whatever the file asks for, an error of any kind means that it cannot be had.
     try:
         described = copy.deepcopy(dict(config))
@@ -186,7 +182,8 @@ def versions() -> dict[str, str]:
 def finish_loading(model: keras.Model) -> None:
     """Lets layers take over what they derive from their variables, as Normalization does."""
     for layer in model._flatten_layers():
-        if hasattr(layer, "finalize_state"):
+        # Discretization has nothing to derive them from, and would forget what it has.
+        if hasattr(layer, "finalize_state") and layer.variables:
             layer.finalize_state()
 
 

@@ -46,6 +46,7 @@ from keras_freeze.storage.network import (
 )
 from keras_freeze.storage.sources import guess, scaled
 from keras_freeze.storage.value_coding import encode_values
+from keras_freeze.storage.vocabularies import set_vocabularies, vocabularies_of
 
 _VALUES = ("float32", "float16", "bfloat16")
 
@@ -86,8 +87,8 @@ def save(
 
     Raises:
         ValueError: if frozen weights come from nowhere; the message names the variable and what to
-            do. Also for a model that is not built, or has lambda functions or vocabularies in it,
-            and for values that are too large for float16.
+            do. Also for a model that is not built, or has lambda functions in it or layers that
+            keep files of their own, and for values that are too large for float16.
         TypeError: for arguments of a wrong type.
 
     Warns where the file names initializers of Keras, which draw other numbers with another backend
@@ -123,6 +124,7 @@ def save(
         decay_scale=None if state.decay_scale is None else float(state.decay_scale),
         base=None if base_variables is None else fingerprint(base_variables),
         optimizer=_optimizer_state(model, state) if include_optimizer else None,
+        vocabularies=vocabularies_of(model, all_of_them=base is not None),
     )
     optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
     exponents, mantissas = encode_values(
@@ -391,7 +393,9 @@ def _check_loads_again(model: keras.Model, header: Header) -> None:
     """
     random_state = random.getstate()  # Keras draws default seeds from it
     try:
-        check_variables(header, variables_of(build_model(header.model, compile=True)))
+        rebuilt = build_model(header.model, compile=True)
+        set_vocabularies(rebuilt, header.vocabularies)
+        check_variables(header, variables_of(rebuilt))
     except FreezeFileError as error:
         raise ValueError(
             "Keras does not build this model again from its configuration, so that a file of it "
