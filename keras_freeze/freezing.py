@@ -1,6 +1,5 @@
 """What is done to a model: freeze it, look at its mask, prune it."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from keras import tree
 
 from keras_freeze import backend, saliency, sparse_gradients
 from keras_freeze.batches import Batch, Batches
-from keras_freeze.kept_state import held_by, only_layers_built, values_kept
+from keras_freeze.kept_state import held_by, layers_kept_if_it_fails, values_kept
 from keras_freeze.layer_initializers import starts_of
 from keras_freeze.loss import (
     check_takes_logits,
@@ -22,7 +21,7 @@ from keras_freeze.loss import (
 )
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
+from keras_freeze.parameters import WEIGHT, Parameter, classify, frozen_candidates, shorten
 from keras_freeze.recording import Record
 from keras_freeze.train_step import has_own_train_step, recorded_gradients
 
@@ -181,7 +180,7 @@ def _recorded_mask(record: Record, variables: list[Any]) -> FreezeMask:
     optimizer = record.optimizer
     parameters = classify(variables, optimizer.exclude)
     handed = [p for p in parameters if id(p.variable) in record.gradients]
-    candidates = _frozen_candidates(handed)
+    candidates = frozen_candidates(handed)
     if saliency.as_grasp(optimizer.criterion) is not None:
         raise ValueError(
             'The criterion "grasp" needs the Hessian of the loss, which a model\'s own '
@@ -449,7 +448,7 @@ def _build_model(model: keras.Model, batches: Batches | None) -> None:
     x = next(iter(batches))[0]
     with (
         backend.strategy_scope(model),
-        only_layers_built(model),
+        layers_kept_if_it_fails(model),
         values_kept(model),
         data_errors(0),
     ):
@@ -464,30 +463,16 @@ def _computed_mask(
     loss: Any,
     scale: float,
 ) -> FreezeMask:
-    candidates = _frozen_candidates(parameters)
+    candidates = frozen_candidates(parameters)
     scores = _scores(model, candidates, batches, optimizer.criterion, optimizer.seed, loss, scale)
     return _mask_of_scores(candidates, scores, optimizer)
-
-
-def _frozen_candidates(parameters: list[Parameter]) -> list[Parameter]:
-    candidates = [p for p in parameters if p.is_frozen_candidate]
-    if not candidates:
-        raise ValueError(
-            "The model has no weights that could be frozen. Its trainable variables are "
-            f"{shorten([p.path for p in parameters])}."
-        )
-    return candidates
 
 
 def _mask_of_scores(
     candidates: list[Parameter], scores: list[np.ndarray], optimizer: FreezeOptimizer
 ) -> FreezeMask:
     if not any(array.any() for array in scores):
-        warnings.warn(
-            "All scores are zero, so that the mask goes by position alone: look at the data, the "
-            "sample weights and the weights themselves.",
-            stacklevel=4,
-        )
+        saliency.warn_of_zero_scores(stacklevel=4)
     return FreezeMask.from_scores(
         scores,
         optimizer.freeze_rate,

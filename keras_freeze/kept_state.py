@@ -251,15 +251,24 @@ def trained_variables(model: keras.Model, objects: Iterable[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def only_layers_built(model: keras.Model) -> Iterator[None]:
-    """Lets a pass build a model's layers and nothing else; and no layer, where the pass fails."""
-    objects = held_by(model)
-    layers = KeptAttributes(one for one in objects if isinstance(one, keras.Layer))
-    others = KeptAttributes(one for one in objects if not isinstance(one, keras.Layer))
+def layers_kept_if_it_fails(model: keras.Model) -> Iterator[None]:
+    """Puts back the attributes of a model's layers where something fails that may build them.
+
+    Else a layer would be left built for wrong data, or without its variables.
+    """
+    attributes = KeptAttributes(one for one in held_by(model) if isinstance(one, keras.Layer))
     try:
         yield
     except BaseException:
-        layers.put_back()
+        attributes.put_back()
         raise
+
+
+@contextlib.contextmanager
+def others_kept(model: keras.Model) -> Iterator[None]:
+    """Puts back the attributes of what is no layer, such as optimizers and metrics."""
+    others = KeptAttributes(one for one in held_by(model) if not isinstance(one, keras.Layer))
+    try:
+        yield
     finally:
         others.put_back()

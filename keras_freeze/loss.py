@@ -157,10 +157,12 @@ def loss_function(
         def compiled_loss(x: Any, y: Any, sample_weight: Any) -> Any:
             if y is None and model._compile_loss is not None:
                 raise ValueError("The model's loss needs targets. Received: y=None")
+            y_pred = predict(x)
+            _check_has_loss(model)
             return model._compute_loss(
                 x=x,
                 y=y,
-                y_pred=predict(x),
+                y_pred=y_pred,
                 sample_weight=sample_weight,
                 training=True,
             )
@@ -181,6 +183,22 @@ def loss_function(
         return sum(model.losses, start=value)
 
     return given_loss
+
+
+def _check_has_loss(model: keras.Model) -> None:
+    """Refuses a loss that no data enter, after a forward pass: there, regularizers would decide."""
+    is_compiled_with_one = any(one is not None for one in tree.flatten(model.loss))
+    computes_its_own = (
+        "compute_loss" in vars(model) or type(model).compute_loss is not keras.Model.compute_loss
+    )
+    if is_compiled_with_one or computes_its_own:
+        return
+    if not any(layer._get_own_losses() for layer in model._flatten_layers()):  # of `add_loss`
+        raise ValueError(
+            "The model has no loss that depends on the data, only regularizers or nothing: compile "
+            "it with a loss, pass `loss`, or give the model a `train_step`, a `compute_loss` or an "
+            f"`add_loss` of its own. Received: model={model!r} compiled with loss={model.loss!r}"
+        )
 
 
 def _divided(y_pred: Any, temperature: float) -> Any:

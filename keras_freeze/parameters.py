@@ -203,6 +203,21 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
     ]
 
 
+def frozen_candidates(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """The parameters of which entries may be frozen.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    candidates = [p for p in parameters if p.is_frozen_candidate]
+    if not candidates:
+        raise ValueError(
+            "The model has no weights that could be frozen. Its trainable variables are "
+            f"{shorten([p.path for p in parameters])}."
+        )
+    return candidates
+
+
 def shorten(names: Sequence[str], limit: int = 12) -> str:
     """Lists names for an error message, the first `limit` of them only."""
     shown = ", ".join(repr(name) for name in names[:limit]) or "none"

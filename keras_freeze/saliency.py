@@ -1,5 +1,6 @@
 """How much each weight matters: the criteria that decide which weights are trained."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -172,6 +173,15 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
             f"{path!r} of shape {tuple(weights.shape)} it returned shape {tuple(scores.shape)}."
         )
     return scores
+
+
+def warn_of_zero_scores(stacklevel: int = 2) -> None:
+    """Warns that no score tells one weight from another."""
+    warnings.warn(
+        "All scores are zero, so that the mask goes by position alone: look at the data, the "
+        "sample weights and the weights themselves.",
+        stacklevel=stacklevel + 1,
+    )
 
 
 def first_of_each_class(

@@ -15,7 +15,8 @@ from keras_freeze.kept_state import (
     KeptValues,
     everything_kept,
     held_by,
-    only_layers_built,
+    layers_kept_if_it_fails,
+    others_kept,
     trained_variables,
     variables_among,
 )
@@ -48,6 +49,11 @@ def recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
             for gradients that are not finite; or under a strategy of several replicas.
     """
     _check_one_replica(model)
+    with layers_kept_if_it_fails(model):
+        return _recorded_gradients(model, batches)
+
+
+def _recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
     _build_layers(model, batches.items[0][0])
     try:
         records = _records_of(model, batches, backend.eager_steps())
@@ -159,21 +165,30 @@ def _loss_scaling_in_the_open(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
 
 def _build_layers(model: keras.Model, data: Any) -> None:
     """Builds the layers of a model that its first step would build."""
+    if not _unbuilt_layers(model):
+        return
+    with data_errors(0), others_kept(model), recording():
+        try:
+            backend.create_variables(model, data)
+        except Exception as error:
+            unbuilt = _unbuilt_layers(model)
+            # A step may fail that has taken the list of its variables before its layers were built.
+            if unbuilt and not isinstance(error, RuntimeError):
+                raise
+            if unbuilt:
+                raise ValueError(
+                    f"These layers are not built, and the model cannot build them by itself: "
+                    f"{shorten(unbuilt)}. Build them before `freeze`: call each on a batch of its "
+                    f"inputs, or give it an `Input`. {error}"
+                ) from error
+    model._clear_losses()  # of the trace
+
+
+def _unbuilt_layers(model: keras.Model) -> list[str]:
     unbuilt = [one.name for one in model._flatten_layers(include_self=False) if not one.built]
     if not model.built and type(model).build is not keras.Model.build:
         unbuilt.append(model.name)
-    if not unbuilt:
-        return
-    with data_errors(0), only_layers_built(model), recording():
-        try:
-            backend.create_variables(model, data)
-        except RuntimeError as error:
-            raise ValueError(
-                f"These layers are not built, and the model cannot build them by itself: "
-                f"{shorten(unbuilt)}. Build them before `freeze`: call each on a batch of its "
-                f"inputs, or give it an `Input`. {error}"
-            ) from error
-    model._clear_losses()  # of the trace
+    return unbuilt
 
 
 def _check_one_replica(model: keras.Model) -> None:

@@ -17,7 +17,7 @@ from keras import ops
 
 from keras_freeze import backend, saliency
 from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index
-from keras_freeze.parameters import Parameter
+from keras_freeze.parameters import Parameter, frozen_candidates
 
 # Above so many entries, a copy of a variable takes longer than a few small operations.
 _LARGE = 2**18
@@ -403,6 +403,7 @@ class FullShapeUpdate(Update):
         if not self.found or (self._is_partial(step) and self.is_decided):
             self._step(step)
             return
+        frozen_candidates(self.parameters)  # refuses to decide about nothing
         gradients = [gradient for gradient, _, _ in step]
 
         def step_with(gradients: list[Any]) -> Step:
@@ -460,6 +461,9 @@ class FullShapeUpdate(Update):
             )
             for ok, position in zip(finite, self._candidates, strict=True)
         ]
+        if self._num_trained:
+            all_zero = ops.all(ops.concatenate(scores) == 0.0)
+            backend.call_if(all_zero, saliency.warn_of_zero_scores)
         with backend.after(checks):
             # XLA cannot raise: there, a batch that is not finite decides nothing.
             self._adopt(self._top(scores), ops.all(ops.stack(finite)))

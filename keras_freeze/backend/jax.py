@@ -222,6 +222,19 @@ def require(condition: Any, message: str) -> None:
         raise ValueError(message)
 
 
+def call_if(condition: Any, function: Callable[[], None]) -> None:
+    """Calls `function()`, for what it tells the user, if the boolean `condition` holds."""
+
+    def check(holds: Any) -> None:
+        if holds:
+            function()
+
+    if isinstance(condition, jax.core.Tracer):
+        jax.debug.callback(check, condition)
+    else:
+        check(condition)
+
+
 def trace_markers(generation: int) -> list[Any]:
     """Variables for whose sake functions that were traced for an earlier mask are traced again.
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.ops import stateful_random_ops
+from tensorflow.python.ops import control_flow_util, stateful_random_ops
 
 VERSION = tf.__version__
 
@@ -581,6 +581,20 @@ def require(condition: Any, message: str) -> Any:
     return tf.debugging.Assert(condition, [message])
 
 
+def call_if(condition: Any, function: Callable[[], None]) -> None:
+    """Calls `function()`, for what it tells the user, if the boolean `condition` holds.
+
+    Not under XLA, nor on several replicas, which cannot call Python.
+    """
+    if tf.executing_eagerly():
+        if bool(condition):
+            function()
+        return
+    is_xla = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    if not is_xla and num_replicas() == 1:
+        tf.cond(condition, lambda: tf.py_function(function, [], Tout=[]), tf.no_op)
+
+
 def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
     """A scope whose operations run after `operations`."""
     return tf.control_dependencies(list(operations))
@@ -701,6 +715,11 @@ def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
 
 
 def create_variables(model: keras.Model, data: Any) -> None:
-    """Builds what a model's training step uses, for a batch of data, by tracing the step."""
-    step = tf.function(lambda data: model.train_step(data), autograph=False)
-    step.get_concrete_function(data)
+    """Builds what a model's training step uses, for a batch of data, without running the step."""
+    # Here a layer is whole once it is built, also if the step fails after it, for example because
+    # it has listed its variables before. But there are no gradients.
+    with contextlib.suppress(Exception):
+        keras.src.backend.compute_output_spec(lambda: model.train_step(data))
+    if not all(layer.built for layer in model._flatten_layers(include_self=False)):
+        step = tf.function(lambda data: model.train_step(data), autograph=False)
+        step.get_concrete_function(data)

@@ -161,6 +161,12 @@ def require(condition: Any, message: str) -> None:
         raise ValueError(message)
 
 
+def call_if(condition: Any, function: Callable[[], None]) -> None:
+    """Calls `function()`, for what it tells the user, if the boolean `condition` holds."""
+    if bool(condition):
+        function()
+
+
 def trace_markers(generation: int) -> list[Any]:
     """Needless: nothing is traced."""
     return []
