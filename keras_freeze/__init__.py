@@ -32,13 +32,13 @@ if TYPE_CHECKING or not _is_command_line():
     from keras_freeze.freezing import (
         compute_saliency,
         freeze,
-        get_mask,
         prune,
         restore_gradients,
         restrict_gradients,
     )
     from keras_freeze.gradient_flow import gradient_flow
     from keras_freeze.mask import FreezeMask
+    from keras_freeze.model_state import get_mask
     from keras_freeze.optimizer import FreezeOptimizer
     from keras_freeze.pruning import PruningCheck, check_pruning
     from keras_freeze.reinitialization import reinitialize

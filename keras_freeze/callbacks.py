@@ -10,8 +10,8 @@ import keras
 
 from keras_freeze.batches import Passes
 from keras_freeze.drift import FrozenWeights, numbered
-from keras_freeze.freezing import freeze_optimizer_of
 from keras_freeze.gradient_flow import FlowMeter
+from keras_freeze.model_state import freeze_optimizer_of
 from keras_freeze.parameters import shorten
 from keras_freeze.report import report
 

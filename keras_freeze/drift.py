@@ -108,10 +108,8 @@ class FrozenWeights:
 
 
 def _frozen_in(mask: FreezeMask, variable: Any) -> np.ndarray:
-    try:
-        return ~mask.entry(variable).trained
-    except KeyError:  # outside the mask, so trained whole: a bias, say
-        return np.zeros(tuple(variable.shape), bool)
+    entry = mask.find(variable)  # None outside the mask, which is trained whole: a bias, say
+    return np.zeros(tuple(variable.shape), bool) if entry is None else ~entry.trained
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

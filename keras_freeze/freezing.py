@@ -1,16 +1,17 @@
 """What is done to a model: freeze it, look at its mask, prune it."""
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 from keras import tree
 
-from keras_freeze import backend, saliency, sparse_gradients
+from keras_freeze import backend, frozen_variables, saliency, sparse_gradients
 from keras_freeze.batches import Batch, Batches
-from keras_freeze.kept_state import held_by, layers_kept_if_it_fails, values_kept
+from keras_freeze.kept_state import layers_kept_if_it_fails, values_kept
 from keras_freeze.layer_initializers import starts_of
 from keras_freeze.loss import (
     check_takes_logits,
@@ -19,17 +20,25 @@ from keras_freeze.loss import (
     loss_gradients,
     loss_scale,
 )
-from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.mask import FreezeMask
+from keras_freeze.model_state import (
+    check_model,
+    check_trains,
+    freeze_optimizer_in,
+    freeze_optimizers_in,
+    freeze_optimizers_of,
+    get_mask,
+    is_built,
+    optimizer_in_training,
+    optimizer_of,
+    remember_loop,
+    required_optimizer,
+)
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.parameters import WEIGHT, Parameter, classify, frozen_candidates, shorten
 from keras_freeze.recording import Record
 from keras_freeze.train_step import has_own_train_step, recorded_gradients
-
-# The optimizers of models that are trained in a loop of the user's own, so that these models can be
-# asked for their masks, too.
-_loop_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
+from keras_freeze.user_masks import MaskLike, mask_from
 
 
 def freeze(
@@ -89,16 +98,30 @@ def freeze(
     keras_freeze.freeze(model, mask={"fc1/kernel": np.tri(784, 300, dtype=bool)}, overwrite=True)
     ```
     """
-    _check_model(model)
-    if mask is None and loss is None and has_own_train_step(model):
-        batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
-        return _freeze_by_train_step(model, batches, optimizer, overwrite)
-    outer = _required_optimizer(model, optimizer)
-    if hasattr(outer, "optimizers") and not _freeze_optimizers(outer) and model.built:
-        _build_optimizer(model, outer)  # a MultiOptimizer may know its parts only then
-    freeze_optimizer = _freeze_optimizer_in(outer)
-    _check_not_frozen([freeze_optimizer], overwrite)
+    check_model(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
+    with frozen_variables.overwriting() if overwrite else contextlib.nullcontext():
+        if mask is None and loss is None and has_own_train_step(model):
+            return _freeze_by_train_step(model, batches, optimizer)
+        optimizers = [] if optimizer is not None else freeze_optimizers_of(model)
+        if mask is not None and optimizers and not freeze_optimizers_in(optimizer_of(model)):
+            return _freeze_by_parts(model, optimizers, mask)
+        return _freeze(model, batches, mask, loss, optimizer)
+
+
+def _freeze(
+    model: keras.Model,
+    batches: Batches | None,
+    mask: MaskLike | None,
+    loss: Any,
+    optimizer: Any,
+) -> FreezeMask:
+    """`freeze` for a model with one FreezeOptimizer, by the loss that it is compiled with."""
+    outer = required_optimizer(model, optimizer)
+    if hasattr(outer, "optimizers") and not freeze_optimizers_in(outer) and is_built(model):
+        _build_optimizer(model, outer)  # a MultiOptimizer may know its parts only then
+    freeze_optimizer = freeze_optimizer_in(outer)
+    _check_not_frozen(model, [freeze_optimizer], model.trainable_variables, mask)
     _build_model(model, batches)
     variables = _variables_of(model, outer, freeze_optimizer)
     parameters = classify(variables, freeze_optimizer.exclude)
@@ -108,11 +131,12 @@ def freeze(
         with backend.outside_strategy():
             new_mask = _computed_mask(model, parameters, batches, freeze_optimizer, loss, scale)
     else:
-        new_mask = _given_mask(mask, parameters)
+        new_mask = mask_from(mask, parameters)
     _set_mask(model, freeze_optimizer, new_mask, variables)
     _build_optimizer(model, outer)
+    frozen_variables.remember_model(freeze_optimizer, model)
     if optimizer is not None:
-        _loop_optimizers[model] = optimizer
+        remember_loop(model, optimizer)
     _restrict_gradients(model)
     _trace_again(model)
     return new_mask
@@ -128,41 +152,36 @@ def _set_mask(
 
 
 def _freeze_by_train_step(
-    model: keras.Model, batches: Batches | None, optimizer: Any, overwrite: bool
+    model: keras.Model, batches: Batches | None, optimizer: Any
 ) -> FreezeMask:
     """`freeze` for a model with a `train_step` of its own: each FreezeOptimizer gets a mask."""
-    _check_not_frozen(_freeze_optimizers_held_by(model, optimizer), overwrite)
     outer = optimizer_of(model) if optimizer is None else optimizer
-    if isinstance(outer, keras.optimizers.MultiOptimizer):
-        _build_optimizer(model, outer)  # only its build says who updates what
-    records = recorded_gradients(model, _required_batches(batches))
-    masks = []
-    for record in records:
-        variables = _variables_of_record(model, outer, record)
-        masks.append((record, variables, _recorded_mask(record, variables)))
-    for record, variables, mask in masks:
-        _set_mask(model, record.optimizer, mask, variables)
-    if any(record.optimizer in _freeze_optimizers(outer) for record in records):
-        _build_optimizer(model, outer)
-    if optimizer is not None:
-        _loop_optimizers[model] = optimizer
-    _restrict_gradients(model)
-    _trace_again(model)
-    of_outer = [m for record, _, m in masks if record.optimizer in _freeze_optimizers(outer)]
-    return (of_outer or [mask for _, _, mask in masks])[0]
-
-
-def _freeze_optimizers_held_by(model: keras.Model, optimizer: Any) -> list[FreezeOptimizer]:
-    """Every FreezeOptimizer that a training step of the model may use."""
-    found = [one for one in held_by(model) if isinstance(one, FreezeOptimizer)]
-    found += [one for one in _freeze_optimizers(optimizer) if one not in found]
-    if not found:
+    optimizers = [*freeze_optimizers_of(model), *freeze_optimizers_in(optimizer)]
+    if not optimizers:
         raise ValueError(
             "The model has no FreezeOptimizer, such as "
             "FreezeOptimizer(keras.optimizers.SGD(0.1)): compile it with one, or give it one as "
             f"an attribute. Received: model={model!r}"
         )
-    return found
+    _check_not_frozen(model, optimizers, (), None)
+    if isinstance(outer, keras.optimizers.MultiOptimizer):
+        _build_optimizer(model, outer)  # only its build says who updates what
+    masks = []
+    for record in recorded_gradients(model, _required_batches(batches)):
+        _check_not_frozen(model, [record.optimizer], list(record.variables.values()), None)
+        variables = _variables_of_record(model, outer, record)
+        masks.append((record.optimizer, variables, _recorded_mask(record, variables)))
+    for freeze_optimizer, variables, mask in masks:
+        _set_mask(model, freeze_optimizer, mask, variables)
+        frozen_variables.remember_model(freeze_optimizer, model)
+    if any(freeze_optimizer in freeze_optimizers_in(outer) for freeze_optimizer, _, _ in masks):
+        _build_optimizer(model, outer)
+    if optimizer is not None:
+        remember_loop(model, optimizer)
+    _restrict_gradients(model)
+    _trace_again(model)
+    whole = get_mask(model)
+    return masks[0][2] if whole is None else whole
 
 
 def _variables_of_record(model: keras.Model, outer: Any, record: Record) -> list[Any]:
@@ -170,7 +189,7 @@ def _variables_of_record(model: keras.Model, outer: Any, record: Record) -> list
     if record.optimizer.built:
         return list(record.optimizer._trainable_variables)
     whole = model.trainable_variables
-    is_of_model = record.optimizer in _freeze_optimizers(outer)
+    is_of_model = record.optimizer in freeze_optimizers_in(outer)
     if is_of_model and record.variables.keys() <= {id(v) for v in whole}:
         return list(whole)
     return list(record.variables.values())
@@ -200,6 +219,50 @@ def _recorded_mask(record: Record, variables: list[Any]) -> FreezeMask:
     return _mask_of_scores(candidates, scores, optimizer)
 
 
+def _freeze_by_parts(
+    model: keras.Model, optimizers: list[FreezeOptimizer], mask: MaskLike
+) -> FreezeMask:
+    """Hands each of a model's FreezeOptimizers the part of a mask that is about its variables."""
+    for optimizer in optimizers:
+        if not optimizer.built:
+            raise ValueError(
+                "The model has FreezeOptimizers under names of its own, and which variables each "
+                "of them trains is known only once it is built: call its `build(variables)` first. "
+                f"Received: {optimizer.name!r}, which is not built"
+            )
+    _check_not_frozen(model, optimizers, model.trainable_variables, mask)
+    whole = mask_from(mask, classify(model.trainable_variables))
+    for optimizer in optimizers:
+        variables = list(optimizer._trainable_variables)
+        found = {position: whole.find(variable) for position, variable in enumerate(variables)}
+        entries = {position: entry for position, entry in found.items() if entry is not None}
+        own = [replace(entry, position=position) for position, entry in entries.items()]
+        part = FreezeMask(own, [variables[position] for position in entries])
+        own_mask = mask_from(part, classify(variables, optimizer.exclude))
+        _set_mask(model, optimizer, own_mask, variables)
+    _trace_again(model)
+    return whole
+
+
+def _check_not_frozen(
+    model: keras.Model,
+    optimizers: Sequence[FreezeOptimizer],
+    variables: Sequence[Any],
+    mask: MaskLike | None,
+) -> None:
+    """Refuses to choose other weights, unless that is meant or it is the same mask once more."""
+    for optimizer in optimizers:
+        check_trains(optimizer, model)
+    is_decided = any(optimizer.mask is not None for optimizer in optimizers)
+    frozen = frozen_variables.mask_of(variables)
+    if frozen_variables.is_overwriting() or (not is_decided and (frozen is None or frozen == mask)):
+        return
+    raise ValueError(
+        "This model is frozen already, and freezing it again would choose other weights from "
+        "trained ones. Pass overwrite=True to do so."
+    )
+
+
 def restrict_gradients(model: keras.Model) -> list[str]:
     """Computes weight gradients only where weights are trained, in layers where that is faster.
 
@@ -227,16 +290,16 @@ def restrict_gradients(model: keras.Model) -> list[str]:
     keras_freeze.restrict_gradients(model)
     ```
     """
-    _freeze_optimizer_in(_required_optimizer(model))
+    freeze_optimizer_in(required_optimizer(model))
     names = _restrict_gradients(model)
     _trace_again(model)
     return names
 
 
 def _restrict_gradients(model: keras.Model) -> list[str]:
-    freeze_optimizer = _optimizer_in_training(model)
+    freeze_optimizer = optimizer_in_training(model)
     if freeze_optimizer is not None:
-        return sparse_gradients.install(model, freeze_optimizer, _optimizer_in_training)
+        return sparse_gradients.install(model, freeze_optimizer, optimizer_in_training)
     sparse_gradients.restore(model)  # it is compiled with an optimizer that freezes nothing
     return []
 
@@ -259,50 +322,9 @@ def restore_gradients(model: keras.Model) -> None:
     keras_freeze.restore_gradients(model)
     ```
     """
-    _check_model(model)
-    sparse_gradients.restore(model, _optimizer_in_training(model))
+    check_model(model)
+    sparse_gradients.restore(model, optimizer_in_training(model))
     _trace_again(model)
-
-
-def get_mask(model: keras.Model) -> FreezeMask | None:
-    """The mask of a model's FreezeOptimizer, wherever it sits; None if there is none yet.
-
-    Raises:
-        ValueError: if there are several FreezeOptimizers.
-        TypeError: if `model` is no model.
-
-    Example:
-
-    ```python
-    keras_freeze.get_mask(model)["fc1/kernel"].sum()
-    ```
-    """
-    _check_model(model)
-    freeze_optimizer = freeze_optimizer_of(model)
-    return None if freeze_optimizer is None else freeze_optimizer.mask
-
-
-def optimizer_of(model: keras.Model) -> Any:
-    """The optimizer that a model is compiled with, or that `freeze` was given; None if none."""
-    compiled = getattr(model, "optimizer", None)
-    return compiled if _freeze_optimizers(compiled) else _loop_optimizers.get(model, compiled)
-
-
-def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
-    """The FreezeOptimizer of a model, wherever it sits; None if there is none.
-
-    Raises:
-        ValueError: if there are several.
-    """
-    optimizer = optimizer_of(model)
-    return _freeze_optimizer_in(optimizer) if _freeze_optimizers(optimizer) else None
-
-
-def _optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
-    """The FreezeOptimizer that gets a model's gradients: of `fit`, or of a loop of one's own."""
-    compiled = getattr(model, "optimizer", None)
-    found = _freeze_optimizers(_loop_optimizers.get(model) if compiled is None else compiled)
-    return found[0] if len(found) == 1 else None
 
 
 def compute_saliency(
@@ -333,7 +355,7 @@ def compute_saliency(
     scores = keras_freeze.compute_saliency(model, x[:100], y[:100])
     ```
     """
-    _check_model(model)
+    check_model(model)
     criterion = saliency.check_criterion(criterion)
     batches = Batches(x, y, None, 1, None)
     _build_model(model, batches)
@@ -353,31 +375,23 @@ def prune(model: keras.Model) -> None:
     Raises:
         ValueError: if the model is not frozen.
     """
-    freeze_optimizer = _freeze_optimizer_in(_required_optimizer(model))
-    freeze_optimizer.zero_frozen_weights()
+    mask = get_mask(model)
+    if mask is None:
+        raise ValueError("No weight is frozen yet: call `keras_freeze.freeze(model, x, y)`.")
+    for optimizer in freeze_optimizers_of(model):
+        if optimizer.mask is not None:
+            optimizer.zero_frozen_weights()
+    for variable in model.variables:  # what an optimizer of another model has frozen
+        entry = mask.find(variable)
+        if entry is not None:
+            zeros = keras.ops.zeros(variable.shape, variable.dtype)
+            variable.assign(keras.ops.where(entry.trained, variable.value, zeros))
 
 
 def _trace_again(model: keras.Model) -> None:
     """Replaces a train function that was traced for another mask, also while `fit` runs."""
     if getattr(model, "train_function", None) is not None:
         model.make_train_function(force=True)
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
-
-
-def _required_optimizer(model: keras.Model, optimizer: Any = None) -> Any:
-    _check_model(model)
-    if optimizer is None:
-        optimizer = optimizer_of(model)
-    if optimizer is None:
-        raise ValueError(
-            "The model is not compiled: call model.compile(optimizer=FreezeOptimizer(...), "
-            "loss=...) first, or give `freeze` an `optimizer` and a `loss`."
-        )
-    return optimizer
 
 
 def _required_batches(batches: Batches | None) -> Batches:
@@ -387,33 +401,6 @@ def _required_batches(batches: Batches | None) -> Batches:
             "Received: x=None, mask=None"
         )
     return batches
-
-
-def _check_not_frozen(optimizers: list[FreezeOptimizer], overwrite: bool) -> None:
-    if not overwrite and any(one.mask is not None for one in optimizers):
-        raise ValueError(
-            "This model is frozen already, and freezing it again would choose other weights from "
-            "trained ones. Pass overwrite=True to do so."
-        )
-
-
-def _freeze_optimizers(optimizer: Any) -> list[FreezeOptimizer]:
-    if isinstance(optimizer, FreezeOptimizer):
-        return [optimizer]
-    inner = getattr(optimizer, "inner_optimizer", None)
-    inner = [inner] if inner is not None else getattr(optimizer, "optimizers", [])
-    return [found for one in inner for found in _freeze_optimizers(one)]
-
-
-def _freeze_optimizer_in(optimizer: Any) -> FreezeOptimizer:
-    found = _freeze_optimizers(optimizer)
-    if len(found) != 1:
-        raise ValueError(
-            "The model must be compiled with one FreezeOptimizer, such as "
-            "FreezeOptimizer(keras.optimizers.SGD(0.1)). "
-            f"Received: {type(optimizer).__name__} with {len(found)} FreezeOptimizers in it."
-        )
-    return found[0]
 
 
 def _variables_of(model: keras.Model, outer: Any, freeze_optimizer: FreezeOptimizer) -> list[Any]:
@@ -441,7 +428,7 @@ def _has_multi_optimizer(outer: Any) -> bool:
 
 
 def _build_model(model: keras.Model, batches: Batches | None) -> None:
-    if model.built:
+    if is_built(model):
         return
     if batches is None:
         raise ValueError("The model is not built: pass a batch of inputs as `x`.")
@@ -536,79 +523,3 @@ def _output_width(model: keras.Model, x: Any) -> int | None:
     inputs = tree.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
     outputs = model.compute_output_spec(inputs)
     return None if tree.is_nested(outputs) else outputs.shape[-1]
-
-
-def _given_mask(mask: Any, parameters: list[Parameter]) -> FreezeMask:
-    """A FreezeMask over all weights, and what else was named, from a mask of the user's own."""
-    if isinstance(mask, FreezeMask):
-        chosen = {entry.position: (entry.path, entry.trained) for entry in mask.entries}
-    elif isinstance(mask, Mapping):
-        if not mask:
-            raise ValueError(
-                "Argument `mask` must name the variables that are trained in part. Received: an "
-                "empty mapping; to train everything, use freeze_rate=0."
-            )
-        chosen = {_position_of(path, parameters): (path, array) for path, array in mask.items()}
-        if len(chosen) < len(mask):
-            raise ValueError(
-                "Argument `mask` names a variable twice. "
-                f"Received: mask with the paths {shorten([str(path) for path in mask])}"
-            )
-    elif callable(mask):
-        candidates = [p for p in parameters if p.is_frozen_candidate]
-        returned = {p.position: (p.path, mask(p.variable)) for p in candidates}
-        chosen = {position: item for position, item in returned.items() if item[1] is not None}
-    else:
-        raise TypeError(
-            "Argument `mask` must be a FreezeMask, a mapping from paths to boolean arrays, or a "
-            f"function of a variable. Received: mask={mask!r} of type {type(mask)}"
-        )
-    entries = []
-    for p in parameters:
-        shape = tuple(p.variable.shape)
-        if p.position in chosen:
-            array = _check_array(*chosen.pop(p.position), p)
-            entries.append(MaskEntry(p.position, p.path, array, p.is_frozen_candidate))
-        elif p.is_frozen_candidate:
-            entries.append(MaskEntry(p.position, p.path, np.ones(shape, bool)))
-    if chosen:
-        raise ValueError(
-            "Argument `mask` covers variables that this model does not have: "
-            f"{shorten([path for path, _ in chosen.values()])}. "
-            f"Its trainable variables are {shorten([p.path for p in parameters])}."
-        )
-    return FreezeMask(entries, [parameters[e.position].variable for e in entries])
-
-
-def _position_of(path: Any, parameters: list[Parameter]) -> int:
-    found = [p.position for p in parameters if p.path == path]
-    if not found and isinstance(path, str):
-        found = [p.position for p in parameters if p.path.endswith("/" + path)]
-    if len(found) != 1:
-        problem = "names several variables" if found else "names no trainable variable"
-        raise ValueError(
-            f"Argument `mask`: the path {path!r} {problem}. The trainable variables are "
-            f"{shorten([p.path for p in parameters], limit=40)}. Use a function of a variable "
-            "where paths are ambiguous."
-        )
-    return found[0]
-
-
-def _check_array(path: str, array: Any, parameter: Parameter) -> np.ndarray:
-    array = backend.to_numpy(array) if keras.ops.is_tensor(array) else np.asarray(array)
-    if array.dtype != bool:
-        raise ValueError(
-            f"Argument `mask`: the array for {path!r} must be boolean, True where an entry is "
-            f"trained. Received: dtype {array.dtype}."
-        )
-    if array.shape != tuple(parameter.variable.shape):
-        raise ValueError(
-            f"Argument `mask`: the array for {path!r} must have the variable's shape "
-            f"{tuple(parameter.variable.shape)}. Received: shape {array.shape}."
-        )
-    if parameter.excluded and not array.all():
-        raise ValueError(
-            f"Argument `mask` freezes entries of {path!r}, which the optimizer's `exclude` says "
-            "are always trained."
-        )
-    return array

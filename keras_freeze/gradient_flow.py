@@ -13,9 +13,9 @@ from keras import ops
 
 from keras_freeze import backend
 from keras_freeze.batches import Passes, length_of
-from keras_freeze.freezing import get_mask, optimizer_of
 from keras_freeze.kept_state import state_kept
 from keras_freeze.loss import data_errors, loss_function, loss_scale
+from keras_freeze.model_state import get_mask, is_built, optimizer_of
 
 REDUCTIONS = ("gradients", "norms")
 
@@ -163,7 +163,7 @@ class FlowMeter:
         if first is None:
             raise ValueError("Argument `x` must hold at least one batch. Received: no batch.")
         with state_kept(self._model):
-            if not self._model.built:
+            if not is_built(self._model):
                 with data_errors(0):
                     self._model(first[0])
         with state_kept(self._model):  # now also of variables that the build has made
@@ -210,7 +210,8 @@ def _trained_indices(model: keras.Model) -> list[Any]:
     """For each trainable variable the flat indices of what is trained, None where all of it is."""
     mask = get_mask(model)
     variables = model.trainable_variables
-    entries = [_entry(mask, variable) for variable in variables]
+    # None outside the mask, which is trained whole: a bias, say.
+    entries = [None if mask is None else mask.find(variable) for variable in variables]
     if mask and all(entry is None for entry in entries):
         raise ValueError(
             "The optimizer's mask knows none of this model's trainable variables. If it was just "
@@ -230,10 +231,3 @@ def _trained_indices(model: keras.Model) -> list[Any]:
     if not sum(sizes):
         raise ValueError(f"Nothing in the model is trained. Received: model={model!r}")
     return indices
-
-
-def _entry(mask: Any, variable: Any) -> Any:
-    try:
-        return None if mask is None else mask.entry(variable)
-    except KeyError:  # outside the mask, so trained whole: a bias, say
-        return None

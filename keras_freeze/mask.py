@@ -413,8 +413,8 @@ class FreezeMask:
             ValueError: If a path fits several entries.
         """
         if not isinstance(key, str):
-            reference, entry = self._by_identity.get(id(key), (lambda: None, None))
-            if entry is not None and reference() is key:
+            entry = self.find(key)
+            if entry is not None:
                 return entry
             raise KeyError(
                 "The mask has no entry for this object; use a path, or one of the variables that "
@@ -434,6 +434,11 @@ class FreezeMask:
                 f"or `entries`. Received: {key!r}"
             )
         return matches[0]
+
+    def find(self, variable: Any) -> MaskEntry | None:
+        """The entry of a variable that the mask was made with; None if it has none."""
+        reference, entry = self._by_identity.get(id(variable), (lambda: None, None))
+        return entry if reference() is variable else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FreezeMask):

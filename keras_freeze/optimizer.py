@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_freeze import backend
+from keras_freeze import backend, frozen_variables, saliency
 from keras_freeze.layer_initializers import model_in_use, starts_of
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.optimizer_state import (
@@ -21,9 +21,10 @@ from keras_freeze.optimizer_state import (
     to_bytes,
     write_state,
 )
-from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of
+from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of, shorten
 from keras_freeze.recording import active_recorder
 from keras_freeze.saliency import Criterion, check_criterion
+from keras_freeze.settings import Settings
 from keras_freeze.starts import Start
 from keras_freeze.updates import (
     CompactUpdate,
@@ -156,12 +157,15 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state for the variables that will be updated; called by Keras or `freeze`.
 
+        Where another FreezeOptimizer has frozen some of them already, its mask is taken over.
+
         Args:
             variables: the trainable variables of the model, in order.
 
         Raises:
-            ValueError: if an entry of `exclude` names none of them, or if a state that was loaded
-                before belongs to another network.
+            ValueError: if an entry of `exclude` names none of them, if a state that was loaded
+                before belongs to another network, or if variables are frozen already with another
+                rate, criterion or treatment.
         """
         if self.built:
             return
@@ -180,9 +184,12 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             if self._updates.found and self._updates.mask is None:  # the first batch will decide
                 candidates = [p for p in parameters if p.is_frozen_candidate]
                 model = model_in_use([p.variable for p in candidates])
-                self.set_starts({} if model is None else starts_of(model, candidates))
+                if model is not None:
+                    self.__dict__["_starts"] = starts_of(model, candidates)
+                    frozen_variables.remember_model(self, model)
             super().build(list(variables))
             self._pending = None
+            self._register()
             self._warn_of_constraints(parameters)
 
     def _warn_of_constraints(self, parameters: Sequence[Parameter]) -> None:
@@ -207,9 +214,34 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                 stacklevel=2,
             )
 
+    def _register(self) -> None:
+        """Says of the variables what is frozen in them."""
+        assert self._updates is not None
+        claims = [
+            replace(claim, start=self.starts.get(claim.position)) for claim in self._updates.claims
+        ]
+        frozen_variables.register(self, claims, self.settings, self._updates.decay_scale)
+
+    @property
+    def settings(self) -> Settings:
+        """What another FreezeOptimizer has to agree with to take over this one's mask."""
+        criterion = saliency.in_words(self.criterion)
+        return Settings(self.freeze_rate, criterion, self.frozen_weights, self.seed)
+
+    def _taken_over(self, parameters: Sequence[Parameter]) -> State | None:
+        """The state that variables bring along which are frozen already; None if none is."""
+        variables = [p.variable for p in parameters]
+        mask = frozen_variables.mask_of(variables)
+        if mask is None or frozen_variables.is_overwriting():
+            return None
+        frozen_variables.check_agrees(mask, parameters, self.settings)
+        scale = frozen_variables.decay_scale_of(variables)
+        self.__dict__["_starts"] = frozen_variables.starts_of(variables)
+        return State(mask, self.suits_compact(mask), scale)
+
     def _make_updates(self, parameters: Sequence[Parameter]) -> Update:
         arguments = (self.inner_optimizer, parameters, self.frozen_weights, self.l2)
-        state = self._pending
+        state = self._taken_over(parameters) if self._pending is None else self._pending
         # Keras builds the optimizer of a legacy `.h5` file for no variables.
         if state is None and self._trained_counts is not None and parameters:
             counts = _check_counts(self._trained_counts, parameters)
@@ -290,6 +322,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def set_starts(self, starts: Mapping[int, Start]) -> None:
         """Remembers what variables of the mask were drawn from."""
         self.__dict__["_starts"] = dict(starts)
+        if self._updates is not None:
+            self._register()
 
     def remember_starts(self, model: keras.Model) -> None:
         """Looks in the model's layers what variables of the mask were drawn from."""
@@ -327,29 +361,37 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if self._updates is not None:
             with backend.strategy_scope(self):
                 pairs = renewals(self.inner_optimizer)
+            self._settle()
             self._updates.retire()
             self._updates = None
             renew(self.inner_optimizer, pairs)
             unbuild(self)
-            self._refuse_traced_functions()
+            self.refuse_traced_functions()
         self._pending = state
         self._trained_counts = None
         self.build(list(variables))
 
-    def _refuse_traced_functions(self) -> None:
+    def refuse_traced_functions(self) -> None:
+        """Lets functions fail that were traced for the mask as it was."""
         self._generation += 1
         self._current_generation.assign(self._generation)
         self._trace_markers = backend.trace_markers(self._generation)
 
+    def _settle(self) -> None:
+        """Keeps what is said of the variables as it is, before the mask changes in place."""
+        if self._updates is not None:
+            frozen_variables.settle(self, [claim.variable for claim in self._updates.claims])
+
     def _follow_mask(self, before: FreezeMask | None) -> None:
         """Lets what goes by the mask know that it may have changed."""
+        self._register()
         update = self.compact_update
         if update is None:
             return
         update.update_blocks()
         if update.has_dropped_blocks and update.mask != before:
             update.has_dropped_blocks = False
-            self._refuse_traced_functions()
+            self.refuse_traced_functions()
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Updates the trained entries of the variables; decides the mask if there is none yet.
@@ -370,6 +412,13 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             return
         variables = self._variables_of_step(grads, trainable_variables)
         assert self._updates is not None
+        if frozen_variables.is_overruled(self):
+            raise ValueError(
+                "Another FreezeOptimizer has decided since which of these weights are trained. "
+                "Train on with that one, or compile the model with a new one, which takes its mask "
+                f"over. Received: {self.name!r} with the variables "
+                f"{shorten([path_of(v) for v in variables], limit=3)}"
+            )
         step = [
             (gradient, variable, self._get_variable_index(variable))
             for gradient, variable in zip(grads, variables, strict=True)
@@ -464,6 +513,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
                 )
         before = self.mask
+        self._settle()
         for variable, weight in settable:
             variable.assign(weight)
         self._follow_mask(before)
@@ -547,9 +597,26 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store: Any) -> None:
         """Writes the mask; Keras saves the inner optimizer beside it."""
         content = self._content()
+        self._warn_of_custom_compile()
         if content:
             # In one entry: no bare optimizer, into which it may be loaded, has only one variable.
             store["freeze_state"] = to_bytes(content)
+
+    def _warn_of_custom_compile(self) -> None:
+        model = frozen_variables.model_of(self)
+        kind = type(model)
+        if (
+            model is not None
+            and kind.compile is not keras.Model.compile
+            and kind.compile_from_config is keras.Model.compile_from_config
+        ):
+            warnings.warn(
+                f"The `compile` of {kind.__name__} is its own, and `keras.models.load_model` does "
+                "not call it: it brings no FreezeOptimizer back. After it, compile the model with "
+                "one and call `model.load_weights` with the same file, which brings the mask; or "
+                "save with `keras_freeze.save`.",
+                stacklevel=2,
+            )
 
     def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = {}
@@ -648,6 +715,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             self._rebuild(state, self._trainable_variables)
         elif state.mask is not None:
             before = updates.mask
+            self._settle()
             updates.replace_mask(relabel(state.mask, updates.parameters))
             updates.found = state.found
             self._follow_mask(before)

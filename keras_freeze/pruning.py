@@ -10,9 +10,10 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze.batches import Passes
-from keras_freeze.freezing import freeze_optimizer_of, prune
+from keras_freeze.freezing import prune
 from keras_freeze.kept_state import state_kept
 from keras_freeze.loss import data_errors
+from keras_freeze.model_state import freeze_optimizer_of
 
 
 @dataclass(frozen=True)

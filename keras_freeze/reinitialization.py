@@ -8,13 +8,7 @@ import keras
 import numpy as np
 
 from keras_freeze import backend, initializers, sparse_gradients
-from keras_freeze.freezing import (
-    _check_model,
-    _freeze_optimizers,
-    _restrict_gradients,
-    _trace_again,
-    optimizer_of,
-)
+from keras_freeze.freezing import _restrict_gradients, _trace_again
 from keras_freeze.layer_initializers import (
     attribute_of,
     initializer_in,
@@ -23,6 +17,7 @@ from keras_freeze.layer_initializers import (
     source_of,
     starts_of,
 )
+from keras_freeze.model_state import check_model, freeze_optimizers_of, optimizer_of
 from keras_freeze.optimizer import check_seed
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
 from keras_freeze.portable_initializers import VarianceScaling, portable_version
@@ -65,7 +60,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
     keras_freeze.reinitialize(model, "kaiming_uniform", seed=7)
     ```
     """
-    _check_model(model)
+    check_model(model)
     check_seed(seed)
     weights = [v for v in model.trainable_variables if kind_of(v) == WEIGHT]
     if not weights:
@@ -89,12 +84,12 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
     _start_optimizers_anew(model)
     if was_restricted:
         _restrict_gradients(model)
-    if _freeze_optimizers(optimizer_of(model)):
+    if freeze_optimizers_of(model):
         _trace_again(model)
 
 
 def _start_optimizers_anew(model: keras.Model) -> None:
-    for freeze_optimizer in _freeze_optimizers(optimizer_of(model)):
+    for freeze_optimizer in freeze_optimizers_of(model):
         freeze_optimizer.reset()
         freeze_optimizer.remember_starts(model)
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:
@@ -226,7 +221,7 @@ def _warn_of_loss(model: keras.Model, weights: Sequence[Any]) -> None:
     steps = 0 if optimizer is None else int(backend.to_numpy(optimizer.iterations))
     if steps:
         what = f"This model has been trained for {steps} steps"
-    elif any(one.mask is not None for one in _freeze_optimizers(optimizer)):
+    elif any(one.mask is not None for one in freeze_optimizers_of(model)):
         return  # it was frozen a moment ago, perhaps with zeros in place of its start
     else:
         moved = _moved(model, weights)

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze.freezing import get_mask, optimizer_of
 from keras_freeze.mask import FreezeMask, check_freeze_rate, num_trained_weights
+from keras_freeze.model_state import get_mask, is_built, optimizer_of
 from keras_freeze.parameters import UNKNOWN, Parameter, classify
 
 _FLOAT32_BYTES = 4
@@ -214,7 +214,7 @@ def report(model: Any) -> Report:
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a Keras model. Received: model={model!r}")
-    if not model.built:
+    if not is_built(model):
         raise ValueError(
             "`model` must be built: call it on data, or give its input shape. "
             f"Received: model={model!r}"
@@ -350,9 +350,8 @@ def _dense_row(parameter: Parameter) -> Row:
 
 
 def _masked_row(parameter: Parameter, mask: FreezeMask) -> Row:
-    try:
-        entry = mask.entry(parameter.variable)
-    except KeyError:  # outside the mask, so trained whole: a bias, say
+    entry = mask.find(parameter.variable)
+    if entry is None:  # outside the mask, so trained whole: a bias, say
         return _row(parameter, _size(parameter.variable), is_weight=False)
     return _row(parameter, int(np.count_nonzero(entry.trained)), entry.is_weight)
 

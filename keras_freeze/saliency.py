@@ -148,6 +148,17 @@ def as_grasp(criterion: str | Criterion) -> GraSP | None:
     return criterion if isinstance(criterion, GraSP) else None
 
 
+def in_words(criterion: str | Criterion) -> str:
+    """A criterion's name, with its settings; of a function where it is defined."""
+    if isinstance(criterion, str) and criterion != GRASP:
+        return criterion
+    grasp = as_grasp(criterion)
+    if grasp is not None:
+        return repr(grasp)
+    name = getattr(criterion, "__qualname__", type(criterion).__qualname__)
+    return f"{criterion.__module__}.{name}"
+
+
 def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -> Any:
     """The scores of one variable's weights by "snip", "magnitude" or a function, in float32.
 

@@ -8,7 +8,7 @@ optimizer that treats every coordinate alike.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend, saliency
+from keras_freeze.frozen_variables import Claim, ReadMask
 from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index
 from keras_freeze.parameters import Parameter, frozen_candidates
 
@@ -73,6 +74,14 @@ class Update:
     @property
     def mask(self) -> FreezeMask | None:
         """The mask, or None where it is not known yet."""
+        raise NotImplementedError
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What this update says of each variable in its mask, decided or not.
+
+        Whoever reads it keeps only the mask's own variables alive.
+        """
         raise NotImplementedError
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
@@ -138,6 +147,10 @@ class Update:
             [*gradients, self._l2_gradient(self.decay_scale)], [*variables, self.decay_scale]
         )
         return ops.where(before == 0.0, 0.0, ops.divide(self.decay_scale, before))
+
+    def _claim(self, position: int, read: ReadMask) -> Claim:
+        p = self.parameters[position]
+        return Claim(p.variable, position, p.is_frozen_candidate, read)
 
     def _make_mask(self, trained: dict[int, np.ndarray], num_rescued: int) -> FreezeMask:
         """A FreezeMask from boolean arrays by position."""
@@ -217,6 +230,16 @@ class CompactUpdate(Update):
             trained[position] = self.trained(position)
         return self._make_mask(trained, self.num_rescued)
 
+    @property
+    def claims(self) -> list[Claim]:
+        if not self.has_mask:
+            return []
+        return [
+            self._claim(position, _reader_of_indices(self.indices.get(position), p.variable.shape))
+            for position, p in enumerate(self.parameters)
+            if self.trained_counts[position] is not None
+        ]
+
     def position_of(self, variable: Any) -> int | None:
         """A variable's position; None if it is not among those that are updated."""
         # By identity: in a layer's call, Keras may show other values than the variable's own.
@@ -225,11 +248,8 @@ class CompactUpdate(Update):
 
     def trained(self, position: int) -> np.ndarray:
         """The mask of one variable."""
-        shape = tuple(self.parameters[position].variable.shape)
-        array = np.full(shape, position not in self.indices)
-        if position in self.indices:
-            array.reshape(-1)[backend.to_numpy(self.indices[position])] = True
-        return array
+        shape = self.parameters[position].variable.shape
+        return _reader_of_indices(self.indices.get(position), shape)()
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
         counts = {e.position: int(e.trained.sum()) for e in mask.entries}
@@ -383,6 +403,13 @@ class FullShapeUpdate(Update):
             return None
         trained = {position: backend.to_numpy(mask) for position, mask in self._masks.items()}
         return self._make_mask(trained, self._count_rescued(trained))
+
+    @property
+    def claims(self) -> list[Claim]:
+        return [
+            self._claim(position, _reader_of_mask(mask, self._decided))
+            for position, mask in self._masks.items()
+        ]
 
     def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
         if not self.found:
@@ -553,6 +580,28 @@ class FullShapeUpdate(Update):
                 average = optimizer._model_variables_moving_average[index]
                 mask = self._masks[parameter.position]
                 average.assign(backend.where(mask, average, parameter.variable))
+
+
+def _reader_of_indices(indices: Any, shape: Sequence[int]) -> Callable[[], np.ndarray]:
+    """What reads a variable's mask from the indices of what is trained; None means all of it."""
+
+    def read() -> np.ndarray:
+        array = np.full(tuple(shape), indices is None)
+        if indices is not None:
+            array.reshape(-1)[backend.to_numpy(indices)] = True
+        return array
+
+    return read
+
+
+def _reader_of_mask(mask: Any, decided: Any) -> ReadMask:
+    """What reads a variable's mask, once it is decided."""
+
+    def read() -> np.ndarray | None:
+        is_decided = backend.known_value(decided)
+        return backend.to_numpy(mask) if is_decided is not None and is_decided else None
+
+    return read
 
 
 def unbuild(optimizer: Any) -> None:

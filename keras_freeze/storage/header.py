@@ -6,9 +6,10 @@ Read from JSON with every field checked, so that what follows need not doubt it.
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
+from keras_freeze.settings import Settings
 from keras_freeze.starts import BASE, SEED, Source
 from keras_freeze.storage.errors import FreezeFileError
 
@@ -36,10 +37,16 @@ _MOST_AXES = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a variable in the freezing mask: `MaskEntry` without its array."""
+    """The place of a variable in the freezing mask: `MaskEntry` without its array.
+
+    Attributes:
+        position, is_weight: as of `MaskEntry`.
+        settings: the number of the header's settings that decided it.
+    """
 
     position: int
     is_weight: bool
+    settings: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class Record:
             described["source"] = self.source.to_json()
         if self.entry is not None:
             described["mask"] = [self.entry.position, int(self.entry.is_weight)]
+            if self.entry.settings:
+                described["mask"].append(self.entry.settings)
         if self.stored_dtype != self.dtype:
             described["stored_dtype"] = self.stored_dtype
         if not self.trainable:
@@ -98,8 +107,13 @@ class Record:
         dtype = _dtype(described.get("dtype", "float32"))
         entry = None
         if "mask" in described:
-            position, is_weight = _check(described["mask"], list, "mask")
-            entry = Entry(_whole(position, 2**31, "position"), bool(_whole(is_weight, 2, "mask")))
+            position, is_weight, *rest = _check(described["mask"], list, "mask")
+            (settings,) = rest or [0]
+            entry = Entry(
+                _whole(position, 2**31, "position"),
+                bool(_whole(is_weight, 2, "mask")),
+                _whole(settings, 2**16, "settings"),
+            )
         return cls(
             path=_check(described["path"], str, "path"),
             shape=shape,
@@ -189,6 +203,7 @@ class Header:
         generator: which generator the seeds belong to.
         model: the model as Keras serializes it, with its compile configuration.
         records: the model's variables, in order.
+        settings: what the mask's entries were decided by; none in files of earlier versions.
         num_rescued: of the mask.
         decay_scale: what frozen weights of the mask that are not constant are multiplied by
             (FreezeNet-WD); None for other methods.
@@ -202,6 +217,7 @@ class Header:
     generator: str
     model: Mapping[str, Any]
     records: tuple[Record, ...]
+    settings: tuple[Settings, ...]
     num_rescued: int
     decay_scale: float | None
     base: str | None
@@ -214,6 +230,8 @@ class Header:
         if any(r.source is not None and r.source.kind == SEED for r in self.records):
             described["generator"] = self.generator
         described["variables"] = [record.to_json() for record in self.records]
+        if self.settings:
+            described["settings"] = [list(astuple(settings)) for settings in self.settings]
         if self.num_rescued:
             described["num_rescued"] = self.num_rescued
         if self.decay_scale is not None:
@@ -266,6 +284,7 @@ class Header:
             generator=_check(described.get("generator", ""), str, "generator"),
             model=_check(described["model"], dict, "model"),
             records=tuple(map(Record.from_json, records)),
+            settings=tuple(map(_settings, _check(described.get("settings", []), list, "settings"))),
             num_rescued=_whole(described.get("num_rescued", 0), 2**48, "num_rescued"),
             decay_scale=None if scale is None else _finite(scale, "decay_scale"),
             base=None if base is None else _check(base, str, "base"),
@@ -281,6 +300,8 @@ class Header:
         if len(set(positions)) < len(positions):
             raise FreezeFileError("two variables have the same position in the mask")
         for record in self.records:
+            if self.settings and record.entry and record.entry.settings >= len(self.settings):
+                raise FreezeFileError(f"{record.path!r} has settings that are not there")
             source = record.source
             if source is not None and source.pattern >> 8 * WIDTHS[record.dtype]:
                 raise FreezeFileError(f"{record.path!r} has a constant of too many bits")
@@ -301,6 +322,19 @@ class Header:
                 f"it announces {needed:,} bytes of variables, more than the {available:,} bytes "
                 "of memory that this machine has"
             )
+
+
+def _settings(value: Any) -> Settings:
+    freeze_rate, criterion, frozen_weights, seed = _check(value, list, "settings")
+    rate = _finite(freeze_rate, "freeze_rate")
+    if not 0.0 <= rate <= 1.0:
+        raise FreezeFileError(f"freeze_rate is {rate}")
+    return Settings(
+        rate,
+        _check(criterion, str, "criterion"),
+        _check(frozen_weights, str, "frozen_weights"),
+        _whole(seed, 2**32, "seed"),
+    )
 
 
 def _extent(shape: tuple[int, ...]) -> int:

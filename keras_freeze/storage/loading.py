@@ -8,14 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import initializers
-from keras_freeze.freezing import (
-    freeze_optimizer_of,
-    optimizer_of,
-    restrict_gradients,
-)
+from keras_freeze import frozen_variables, initializers
+from keras_freeze.freezing import restrict_gradients
+from keras_freeze.frozen_variables import Claim, constant
 from keras_freeze.layer_initializers import initializer_of, initializers_of, is_portable
 from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.model_state import freeze_optimizer_of, optimizer_of
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, same_path
@@ -297,6 +295,7 @@ def _keep_initializers(
 
 
 def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> None:
+    _register_mask(model, header, values)
     optimizer, freeze_optimizer = optimizer_of(model), freeze_optimizer_of(model)
     state = header.optimizer
     if optimizer is None or (values.mask is None and state is None):
@@ -318,6 +317,24 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
         raise FreezeFileError("It holds the state of another optimizer than the one it describes.")
     for variable, slot, bits in zip(variables, state.slots, values.optimizer, strict=True):
         set_bits(variable, bits, slot.dtype)
+
+
+def _register_mask(model: keras.Model, header: Header, values: Values) -> None:
+    """Says of the variables what is frozen: any FreezeOptimizer to come takes it over."""
+    if values.mask is None:
+        return
+    scale = header.decay_scale
+    decay_scale = None if scale is None else keras.Variable(scale, dtype="float32", trainable=False)
+    masks = {entry.position: constant(entry.trained) for entry in values.mask.entries}
+    found = [(v, r.entry) for v, r in zip(variables_of(model), header.records, strict=True)]
+    for number in range(max(1, len(header.settings))):
+        claims = [
+            Claim(v, e.position, e.is_weight, masks[e.position], values.starts.get(e.position))
+            for v, e in found
+            if e is not None and e.settings == number
+        ]
+        settings = header.settings[number] if header.settings else None
+        frozen_variables.register(None, claims, settings, decay_scale)
 
 
 def _state(header: Header, values: Values, optimizer: FreezeOptimizer) -> State:

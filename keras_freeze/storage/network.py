@@ -14,7 +14,13 @@ from keras.src.saving.serialization_lib import ObjectSharingScope
 
 from keras_freeze import backend, initializers
 from keras_freeze._version import __version__
-from keras_freeze.freezing import freeze_optimizer_of, optimizer_of
+from keras_freeze.model_state import (
+    freeze_optimizer_of,
+    freeze_optimizers_in,
+    freeze_optimizers_of,
+    is_built,
+    optimizer_of,
+)
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.bits import as_bits, from_bits, little_endian, numpy_dtype
 from keras_freeze.storage.errors import FreezeFileError
@@ -105,7 +111,7 @@ def config_of(model: keras.Model) -> dict[str, Any]:
     Raises:
         ValueError: if it has Python code or files in it, which a `.freeze` file does not take.
     """
-    if not model.built:
+    if not is_built(model):
         raise ValueError("Argument `model` is not built: call it on a batch of data first.")
     check_assets(model)
     try:
@@ -146,6 +152,8 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
             described["compile_config"]["auto_scale_loss"] = False
         with ObjectSharingScope(), initializers.blank():
             model = keras.saving.deserialize_keras_object(described, safe_mode=True)
+            if compile and isinstance(model, keras.Model):
+                _bring_optimizer_back(model, described)
     except Exception as error:
         raise FreezeFileError(
             f"Keras cannot build the model from its configuration: {_reason(error)} (Classes and "
@@ -154,6 +162,20 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
     if not isinstance(model, keras.Model):
         raise FreezeFileError(f"The configuration is that of a {type(model).__name__}, no model.")
     return model
+
+
+def _bring_optimizer_back(model: keras.Model, described: Mapping[str, Any]) -> None:
+    """Gives a model that compiles itself in its constructor the FreezeOptimizer it was saved with.
+
+    Keras does not compile a model whose `compile` is its own.
+    """
+    optimizer = (described.get("compile_config") or {}).get("optimizer")
+    if optimizer is None or not model.compiled or freeze_optimizers_of(model):
+        return
+    optimizer = keras.saving.deserialize_keras_object(optimizer, safe_mode=True)
+    if freeze_optimizers_in(optimizer):
+        model.optimizer = optimizer
+        model.train_function = None
 
 
 def optimizer_variables(model: keras.Model) -> list[Any]:

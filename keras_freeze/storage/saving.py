@@ -1,5 +1,6 @@
 """Save a network as a seed, a mask and a few values."""
 
+import dataclasses
 import difflib
 import functools
 import os
@@ -12,19 +13,24 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import initializers
+from keras_freeze import frozen_variables, initializers
 from keras_freeze.files import check_replaceable, is_same_file
-from keras_freeze.freezing import freeze_optimizer_of
 from keras_freeze.layer_initializers import (
     initializers_of,
     is_portable,
     present_versions,
     source_of,
 )
-from keras_freeze.mask import MaskEntry
-from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.model_state import (
+    freeze_optimizer_of,
+    freeze_optimizers_of,
+    get_mask,
+    optimizer_of,
+)
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, shorten
+from keras_freeze.settings import Settings
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.container import write_container
@@ -106,11 +112,11 @@ def save(
     """
     _check_arguments(model, path, base, values, include_optimizer, include_frozen)
     config = config_of(model)
-    freeze_optimizer = freeze_optimizer_of(model)
-    state = State(None, compact=False) if freeze_optimizer is None else freeze_optimizer.state
+    state, mask = _state_of(model), get_mask(model)
     base_variables = None if base is None else variables_of(open_base(base))
-    plans = _plan(model, _entries_of(freeze_optimizer, model), values)
-    _give_starts(plans, state.starts)
+    settings, numbers = _settings_of(model)
+    plans = _plan(model, _entries_of(mask, model), numbers, values)
+    _give_starts(plans, state)
     holders = initializers_of(model)
     _find_sources(plans, state.decay_scale, base_variables, holders, portable_only=include_frozen)
     if not include_frozen:
@@ -120,7 +126,8 @@ def save(
         generator=initializers.GENERATOR,
         model=config,
         records=tuple(plan.record() for plan in plans),
-        num_rescued=0 if state.mask is None else state.mask.num_rescued,
+        settings=settings,
+        num_rescued=0 if mask is None else mask.num_rescued,
         decay_scale=None if state.decay_scale is None else float(state.decay_scale),
         base=None if base_variables is None else fingerprint(base_variables),
         optimizer=_optimizer_state(model, state) if include_optimizer else None,
@@ -130,10 +137,10 @@ def save(
     exponents, mantissas = encode_values(
         [plan.stored() for plan in plans] + [bits_of(v) for v in optimizer_values]
     )
-    mask = encode_masks([plan.entry.trained for plan in plans if plan.entry is not None])
-    _check_loads_again(model, header)
+    masks = encode_masks([plan.entry.trained for plan in plans if plan.entry is not None])
+    _check_loads_again(model, header, include_optimizer)
     _warn_if_bound(plans)
-    write_container(path, header.to_json(), mask, exponents, mantissas)
+    write_container(path, header.to_json(), masks, exponents, mantissas)
     for plan in plans:
         if plan.is_settled:
             set_bits(plan.variable, plan.bits, dtype_of(plan.variable))
@@ -146,6 +153,7 @@ class _Plan:
     Attributes:
         variable: the variable.
         entry: its entry in the mask; None if it has none.
+        settings: the number of the settings that decided it.
         trainable: whether it is a parameter.
         dtype, stored_dtype: of the variable, and of its values in the file.
         bits: its values as bit patterns.
@@ -156,6 +164,7 @@ class _Plan:
 
     variable: Any
     entry: MaskEntry | None
+    settings: int
     trainable: bool
     dtype: str
     stored_dtype: str
@@ -216,7 +225,7 @@ class _Plan:
             shape=self.shape,
             dtype=self.dtype,
             source=self.source,
-            entry=None if entry is None else Entry(entry.position, entry.is_weight),
+            entry=None if entry is None else Entry(entry.position, entry.is_weight, self.settings),
             stored_dtype=self.stored_dtype,
             trainable=self.trainable,
             checksum=checksum(loaded),
@@ -226,6 +235,7 @@ class _Plan:
 def _plan(
     model: keras.Model,
     entries: Mapping[int, MaskEntry],
+    settings: Mapping[int, int],
     values: str,
 ) -> list[_Plan]:
     """One plan for each variable, which stores everything so far."""
@@ -236,23 +246,50 @@ def _plan(
         stored_dtype = values if dtype == "float32" and is_parameter else dtype
         entry = entries.get(id(variable))
         bits = bits_of(variable)
-        plans.append(_Plan(variable, entry, is_parameter, dtype, stored_dtype, bits))
+        number = settings.get(id(variable), 0)
+        plans.append(_Plan(variable, entry, number, is_parameter, dtype, stored_dtype, bits))
     return plans
 
 
-def _entries_of(optimizer: FreezeOptimizer | None, model: keras.Model) -> dict[int, MaskEntry]:
+def _state_of(model: keras.Model) -> State:
+    """The state of a model's FreezeOptimizer, with the scalar that belongs to its variables."""
+    optimizer = freeze_optimizer_of(model)
+    state = State(None, compact=False) if optimizer is None else optimizer.state
+    if state.decay_scale is None:
+        scale = frozen_variables.decay_scale_of(variables_of(model))
+        state = dataclasses.replace(state, decay_scale=scale)
+    return state
+
+
+def _entries_of(mask: FreezeMask | None, model: keras.Model) -> dict[int, MaskEntry]:
     """The mask's entries by the ids of their variables."""
-    if optimizer is None or optimizer.mask is None:
+    if mask is None:
         return {}
-    # One that has read its mask, but is not built yet, will be built with these.
-    variables = optimizer._trainable_variables if optimizer.built else model.trainable_variables
-    return {id(variables[entry.position]): entry for entry in optimizer.mask.entries}
+    found = {id(v): entry for v in model.variables if (entry := mask.find(v)) is not None}
+    if found:
+        return found
+    # An optimizer that has read its mask, but is not built yet, will be built with these.
+    return {id(model.trainable_variables[e.position]): e for e in mask.entries}
 
 
-def _give_starts(plans: Sequence[_Plan], starts: Mapping[int, Start]) -> None:
-    for plan in plans:
+def _settings_of(model: keras.Model) -> tuple[tuple[Settings, ...], dict[int, int]]:
+    """What decided the masks of a model's variables: all settings, and their numbers by id."""
+    settings = {
+        id(v): decision.settings
+        for v in variables_of(model)
+        for decision in frozen_variables.decisions_about([v])
+        if decision.settings is not None
+    }
+    distinct = list(dict.fromkeys(settings.values()))
+    return tuple(distinct), {key: distinct.index(one) for key, one in settings.items()}
+
+
+def _give_starts(plans: Sequence[_Plan], state: State) -> None:
+    starts = frozen_variables.starts_of([plan.variable for plan in plans])
+    for number, plan in enumerate(plans):
         if plan.entry is not None:
-            plan.start = starts.get(plan.entry.position)
+            # An optimizer that has read its state, but is not built yet, does not know variables.
+            plan.start = starts.get(number) or state.starts.get(plan.entry.position)
 
 
 def _find_sources(
@@ -385,17 +422,17 @@ def _warn_if_bound(plans: Sequence[_Plan]) -> None:
         )
 
 
-def _check_loads_again(model: keras.Model, header: Header) -> None:
+def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bool) -> None:
     """Builds the model once from its configuration: a file that cannot be loaded is a loss.
 
     Raises:
-        ValueError: if what comes out has other variables.
+        ValueError: if what comes out has other variables, or no optimizer for its state.
     """
     random_state = random.getstate()  # Keras draws default seeds from it
     try:
-        rebuilt = build_model(header.model, compile=True)
-        set_vocabularies(rebuilt, header.vocabularies)
-        check_variables(header, variables_of(rebuilt))
+        built = build_model(header.model, compile=True)
+        set_vocabularies(built, header.vocabularies)
+        check_variables(header, variables_of(built))
     except FreezeFileError as error:
         raise ValueError(
             "Keras does not build this model again from its configuration, so that a file of it "
@@ -405,6 +442,14 @@ def _check_loads_again(model: keras.Model, header: Header) -> None:
         ) from error
     finally:
         random.setstate(random_state)
+    has_optimizer = bool(optimizer_of(model) or freeze_optimizers_of(model))
+    if include_optimizer and has_optimizer and optimizer_of(built) is None:
+        raise ValueError(
+            "Argument `include_optimizer` must be False for this model: its `compile` is its own, "
+            "which `load` cannot call, so that there would be no optimizer to take the state. Let "
+            "it override `get_compile_config` and `compile_from_config`, or leave the state out: "
+            f"the mask is in the file all the same. Received: model={model!r}"
+        )
 
 
 def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:

@@ -1,0 +1,170 @@
+"""What a model has to do with freezing: its optimizers, its mask, its layers' initializers."""
+
+import weakref
+from typing import Any
+
+import keras
+
+from keras_freeze import backend, frozen_variables
+from keras_freeze.kept_state import held_by
+from keras_freeze.mask import FreezeMask
+from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.parameters import path_of, shorten
+
+# The optimizers of models that are trained in a loop of the user's own, so that these models can be
+# asked for their masks, too.
+_loop_optimizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def get_mask(model: keras.Model) -> FreezeMask | None:
+    """The mask of a model's weights, whichever FreezeOptimizer has frozen them; None if none has.
+
+    A mask belongs to the variables: a model that was trained as a part of another one has its part
+    of the mask, and a model with several FreezeOptimizers has all their masks in one.
+
+    Raises:
+        ValueError: if the model's FreezeOptimizer trains another model.
+        TypeError: if `model` is no model.
+
+    Example:
+
+    ```python
+    keras_freeze.get_mask(model)["fc1/kernel"].sum()
+    ```
+    """
+    check_model(model)
+    optimizers = freeze_optimizers_of(model)
+    for optimizer in optimizers:
+        check_trains(optimizer, model)
+    if not optimizers and _is_trained_whole(model):
+        return None
+    if len(optimizers) == 1 and not frozen_variables.is_overruled(optimizers[0]):
+        mask = optimizers[0].mask
+        # Its positions are those of the optimizer, also where a layer is no longer trainable.
+        if mask is not None and _is_all_of(mask, model):
+            return mask
+    return frozen_variables.mask_of(_variables_of(model))
+
+
+def _is_all_of(mask: FreezeMask, model: keras.Model) -> bool:
+    """Whether no variable of a model is frozen outside of a mask."""
+    num_frozen = frozen_variables.num_registered(_variables_of(model))
+    return len(mask) >= num_frozen
+
+
+def _variables_of(model: keras.Model) -> list[Any]:
+    """A model's trainable variables, then the others: a layer may have been trainable before."""
+    return list({id(v): v for v in [*model.trainable_variables, *model.variables]}.values())
+
+
+def _is_trained_whole(model: keras.Model) -> bool:
+    """Whether a plain optimizer has trained all of the model, frozen weights included."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return False
+    return int(backend.to_numpy(optimizer.iterations)) > 0
+
+
+def optimizer_of(model: keras.Model) -> Any:
+    """The optimizer that a model is compiled with, or that `freeze` was given; None if none."""
+    compiled = getattr(model, "optimizer", None)
+    return compiled if freeze_optimizers_in(compiled) else _loop_optimizers.get(model, compiled)
+
+
+def remember_loop(model: keras.Model, optimizer: Any) -> None:
+    """Keeps in mind that a model is trained by this optimizer in a loop of the user's own."""
+    _loop_optimizers[model] = optimizer
+
+
+def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
+    """The FreezeOptimizer in `optimizer_of(model)`, wherever it sits; None if there is none.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    optimizer = optimizer_of(model)
+    return freeze_optimizer_in(optimizer) if freeze_optimizers_in(optimizer) else None
+
+
+def freeze_optimizers_of(model: keras.Model) -> list[FreezeOptimizer]:
+    """All FreezeOptimizers of a model, also those under names of its own (`d_optimizer`)."""
+    found = freeze_optimizers_in(optimizer_of(model))
+    found += [one for one in held_by(model) if isinstance(one, FreezeOptimizer)]
+    return list({id(optimizer): optimizer for optimizer in found}.values())
+
+
+def optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
+    """The FreezeOptimizer that gets a model's gradients: of `fit`, or of a loop of one's own."""
+    compiled = getattr(model, "optimizer", None)
+    found = freeze_optimizers_in(_loop_optimizers.get(model) if compiled is None else compiled)
+    return found[0] if len(found) == 1 else None
+
+
+def freeze_optimizers_in(optimizer: Any) -> list[FreezeOptimizer]:
+    """The FreezeOptimizers in an optimizer; itself, if it is one."""
+    if isinstance(optimizer, FreezeOptimizer):
+        return [optimizer]
+    inner = getattr(optimizer, "inner_optimizer", None)
+    inner = [inner] if inner is not None else getattr(optimizer, "optimizers", [])
+    return [found for one in inner for found in freeze_optimizers_in(one)]
+
+
+def freeze_optimizer_in(optimizer: Any) -> FreezeOptimizer:
+    """The one FreezeOptimizer in an optimizer.
+
+    Raises:
+        ValueError: if there is none, or if there are several.
+    """
+    found = freeze_optimizers_in(optimizer)
+    if len(found) != 1:
+        raise ValueError(
+            "The model must be compiled with one FreezeOptimizer, such as "
+            "FreezeOptimizer(keras.optimizers.SGD(0.1)). "
+            f"Received: {type(optimizer).__name__} with {len(found)} FreezeOptimizers in it."
+        )
+    return found[0]
+
+
+def required_optimizer(model: keras.Model, optimizer: Any = None) -> Any:
+    """`optimizer`, or that of the model.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    check_model(model)
+    if optimizer is None:
+        optimizer = optimizer_of(model)
+    if optimizer is None:
+        raise ValueError(
+            "The model is not compiled: call model.compile(optimizer=FreezeOptimizer(...), "
+            "loss=...) first, or give `freeze` an `optimizer` and a `loss`."
+        )
+    return optimizer
+
+
+def check_trains(optimizer: FreezeOptimizer, model: keras.Model) -> None:
+    """Refuses a FreezeOptimizer that was built for the variables of another model."""
+    if not optimizer.built or not optimizer._trainable_variables:
+        return
+    own = {id(variable) for variable in model.variables}
+    if not own or any(id(variable) in own for variable in optimizer._trainable_variables):
+        return
+    other = frozen_variables.model_of(optimizer)
+    named = "another model" if other is None else f"the model {other.name!r}"
+    paths = shorten([path_of(v) for v in optimizer._trainable_variables], limit=3)
+    raise ValueError(
+        f"This FreezeOptimizer trains {named}, with the variables {paths}. Compile each model with "
+        f"a FreezeOptimizer of its own. Received: {optimizer.name!r} for the model {model.name!r}"
+    )
+
+
+def is_built(model: keras.Model) -> bool:
+    """Whether all variables of a model exist, also of one that is never called itself."""
+    layers = list(model._flatten_layers(include_self=False))
+    return model.built or (bool(layers) and all(layer.built for layer in layers))
+
+
+def check_model(model: Any) -> None:
+    """Refuses what is no model."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
