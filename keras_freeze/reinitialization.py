@@ -228,8 +228,8 @@ def _warn_of_loss(model: keras.Model, weights: Sequence[Any]) -> None:
         if not moved:
             return
         what = (
-            f"The weights {shorten(moved)} do not have the values that their initializers gave, so "
-            "that they were loaded or trained"
+            f"The weights {shorten(moved)} do not have the values that their layers' initializers "
+            "give: they were loaded, set or trained"
         )
     warnings.warn(
         f"{what}. `reinitialize` draws all weights anew, and what they were is lost; it belongs "
