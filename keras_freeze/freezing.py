@@ -377,7 +377,8 @@ def prune(model: keras.Model) -> None:
     """
     mask = get_mask(model)
     if mask is None:
-        raise ValueError("No weight is frozen yet: call `keras_freeze.freeze(model, x, y)`.")
+        freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
+        return
     for optimizer in freeze_optimizers_of(model):
         if optimizer.mask is not None:
             optimizer.zero_frozen_weights()

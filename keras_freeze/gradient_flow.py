@@ -212,12 +212,6 @@ def _trained_indices(model: keras.Model) -> list[Any]:
     variables = model.trainable_variables
     # None outside the mask, which is trained whole: a bias, say.
     entries = [None if mask is None else mask.find(variable) for variable in variables]
-    if mask and all(entry is None for entry in entries):
-        raise ValueError(
-            "The optimizer's mask knows none of this model's trainable variables. If it was just "
-            "loaded, call `model.optimizer.build(model.trainable_variables)` first. "
-            f"Received: model={model!r}"
-        )
     indices = [
         None
         if entry is None or entry.trained.all()

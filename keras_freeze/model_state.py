@@ -9,7 +9,8 @@ from keras_freeze import backend, frozen_variables
 from keras_freeze.kept_state import held_by
 from keras_freeze.mask import FreezeMask
 from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.parameters import path_of, shorten
+from keras_freeze.optimizer_state import relabel
+from keras_freeze.parameters import classify, path_of, shorten
 
 # The optimizers of models that are trained in a loop of the user's own, so that these models can be
 # asked for their masks, too.
@@ -23,7 +24,7 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
     of the mask, and a model with several FreezeOptimizers has all their masks in one.
 
     Raises:
-        ValueError: if the model's FreezeOptimizer trains another model.
+        ValueError: if the FreezeOptimizer trains another model, or has read the mask of one.
         TypeError: if `model` is no model.
 
     Example:
@@ -40,6 +41,8 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
         return None
     if len(optimizers) == 1 and not frozen_variables.is_overruled(optimizers[0]):
         mask = optimizers[0].mask
+        if mask is not None and not optimizers[0].built:  # read from a file a moment ago
+            return relabel(mask, classify(model.trainable_variables))
         # Its positions are those of the optimizer, also where a layer is no longer trainable.
         if mask is not None and _is_all_of(mask, model):
             return mask

@@ -226,12 +226,6 @@ def report(model: Any) -> Report:
         rows = [_dense_row(p) for p in classify(model.trainable_variables, _exclude_of(optimizer))]
     else:
         rows = [_masked_row(p, mask) for p in classify(model.trainable_variables)]
-        if mask.num_weights and not any(row.is_weight for row in rows):
-            raise ValueError(
-                "The optimizer's mask knows none of this model's trainable variables. If it was "
-                "just loaded, call `model.optimizer.build(model.trainable_variables)` first. "
-                f"Received: model={model!r}"
-            )
     return Report(
         rows=tuple(rows),
         has_mask=mask is not None,

@@ -378,7 +378,7 @@ def with_one_variable_twice():
         (
             lambda: kf.gradient_flow(of_another_model(), X, Y),
             ValueError,
-            "The optimizer's mask knows none of this model's trainable variables",
+            "This FreezeOptimizer trains the model",
         ),
         (
             of_one_gradient_too_few,

@@ -265,11 +265,7 @@ def _entries_of(mask: FreezeMask | None, model: keras.Model) -> dict[int, MaskEn
     """The mask's entries by the ids of their variables."""
     if mask is None:
         return {}
-    found = {id(v): entry for v in model.variables if (entry := mask.find(v)) is not None}
-    if found:
-        return found
-    # An optimizer that has read its mask, but is not built yet, will be built with these.
-    return {id(model.trainable_variables[e.position]): e for e in mask.entries}
+    return {id(v): entry for v in model.variables if (entry := mask.find(v)) is not None}
 
 
 def _settings_of(model: keras.Model) -> tuple[tuple[Settings, ...], dict[int, int]]:
