@@ -21,6 +21,7 @@ import numpy as np
 
 from keras_freeze.files import replacing
 from keras_freeze.storage.container import is_container
+from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.masks import read_entries
 from keras_freeze.text import printable, printable_cause
 
@@ -509,33 +510,34 @@ class FreezeMask:
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is no mask, of another version, cut short or damaged.
+            FreezeFileError: If the file is no mask, of another version, cut short or damaged. A
+                ValueError.
         """
         if is_container(path):
             entries, num_rescued = read_entries(path)
             return cls([MaskEntry(*entry) for entry in entries], num_rescued=num_rescued)
         with open(path, "rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ValueError(
+                raise FreezeFileError(
                     f"The file is not a saved FreezeMask. Received: path={os.fspath(path)!r}"
                 )
             version = file.read(len(_VERSION))
             if version != _VERSION:
-                raise ValueError(
+                raise FreezeFileError(
                     f"The mask file has version {version!r}; {_VERSION!r} can be read. "
                     f"Received: path={os.fspath(path)!r}"
                 )
             rest = file.read()
         body, digest = rest[:-_DIGEST_BYTES], rest[-_DIGEST_BYTES:]
         if hashlib.sha256(_MAGIC + version + body).digest() != digest:
-            raise ValueError(
+            raise FreezeFileError(
                 "The mask file is damaged or cut short: its checksum does not match. "
                 f"Received: path={os.fspath(path)!r}"
             )
         try:
             return cls._decode(body)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
+        except Exception as error:  # whatever else a header says, memory for its mask included
+            raise FreezeFileError(
                 f"The mask file's header makes no sense ({printable(str(error), 200)}). "
                 f"Received: path={os.fspath(path)!r}"
             ) from printable_cause(error)

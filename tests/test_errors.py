@@ -589,7 +589,9 @@ class OneNumber(keras.initializers.Initializer):
 
 
 def initializer(class_name, **config):
-    return setting("source", ["initializer", {"class_name": class_name, "config": config}])
+    described = {"module": "keras.initializers", "class_name": class_name, "config": config}
+    registered = class_name if ">" in class_name else None
+    return setting("source", ["initializer", {**described, "registered_name": registered}])
 
 
 def become_a_layer(header):

@@ -25,6 +25,8 @@ _CHECK = struct.Struct("<I")
 _START = _PREAMBLE.size + _CHECK.size
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LARGEST_HEADER = 1 << 24  # of JSON text, unpacked
+_MOST_CONTAINERS = 1 << 18  # lists and objects in it
+_MOST_VALUES = 1 << 21
 # Text that headers are full of, for deflate to refer to (tools/make_header_dictionary.py).
 _DICTIONARY = Path(__file__).with_name("header_dictionary.txt").read_bytes()
 
@@ -64,6 +66,7 @@ def write_container(
             f"The description of this model takes {len(encoded)} bytes; a `.freeze` file allows "
             f"{_LARGEST_HEADER}."
         )
+    _check_amount(encoded)
     packer = zlib.compressobj(9, zdict=_DICTIONARY)
     sections = (packer.compress(encoded) + packer.flush(), mask, exponents, mantissas)
     lengths = [len(section) for section in sections]
@@ -156,12 +159,23 @@ def _parse(path: str | os.PathLike[str], packed: bytes, text_length: int) -> dic
         text = unpacker.decompress(packed, text_length + 1)
         if len(text) != text_length or not unpacker.eof or unpacker.unused_data:
             raise ValueError(f"it does not unpack to {text_length} bytes")
+        _check_amount(text)
         header = json.loads(text)
-    except (zlib.error, ValueError, RecursionError) as error:
+    except (zlib.error, ValueError, RecursionError, MemoryError) as error:
         raise _error(path, f"its header cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise _error(path, "its header is no JSON object")
     return header
+
+
+def _check_amount(text: bytes) -> None:
+    """Refuses text of which Python would make far more than it takes itself: `[],[],[]...`."""
+    num_containers, num_values = text.count(b"[") + text.count(b"{"), text.count(b",")
+    if num_containers > _MOST_CONTAINERS or num_values > _MOST_VALUES:
+        raise ValueError(
+            f"The description has {num_containers:,} lists and objects and {num_values:,} commas, "
+            f"of which a `.freeze` file allows {_MOST_CONTAINERS:,} and {_MOST_VALUES:,}."
+        )
 
 
 def _error(path: str | os.PathLike[str], problem: str) -> FreezeFileError:

@@ -12,9 +12,14 @@ import numpy as np
 from keras_freeze.parameters import path_of
 from keras_freeze.starts import BASE
 from keras_freeze.storage.container import read_container
-from keras_freeze.storage.errors import FreezeFileError, naming
+from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Header
-from keras_freeze.storage.loading import check_fingerprint, check_variables, restored
+from keras_freeze.storage.loading import (
+    check_fingerprint,
+    check_rest,
+    check_variables,
+    restored,
+)
 from keras_freeze.storage.network import (
     bits_of,
     dtype_of,
@@ -90,7 +95,9 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
                 "`remove_delta` first."
             )
         check_fingerprint(header, variables)
-        values = restored(header, container, variables)
+        with refusing():
+            values = restored(header, container, variables)
+            check_rest(values)
     replaced = []
     for index, (variable, bits) in enumerate(zip(variables, values.bits, strict=True)):
         if is_random_state(variable):

@@ -34,6 +34,26 @@ def check_path(path: object) -> None:
 
 
 @contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Makes a FreezeFileError of whatever goes wrong with what a file says, no memory included."""
+    try:
+        yield
+    except FreezeFileError:
+        raise
+    except Exception as error:
+        raise FreezeFileError(
+            f"It does not fit together ({type(error).__name__}): {first_reason(error)}"
+        ) from printable_cause(error)
+
+
+def first_reason(error: BaseException) -> str:
+    """What was wrong in the first place, shortened."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+@contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Puts the file's name before what is wrong with it."""
     check_path(path)

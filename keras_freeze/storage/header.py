@@ -4,13 +4,13 @@ Read from JSON with every field checked, so that what follows need not doubt it.
 """
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from keras_freeze.settings import Settings
 from keras_freeze.starts import BASE, SEED, Source
+from keras_freeze.storage.budget import check_announced
 from keras_freeze.storage.errors import FreezeFileError
 
 # Bytes of one value, by the names that Keras gives to dtypes.
@@ -250,18 +250,25 @@ class Header:
         return described
 
     @classmethod
-    def from_json(cls, described: Mapping[str, Any]) -> "Header":
+    def from_json(cls, described: Mapping[str, Any], max_bytes: int | None = None) -> "Header":
         """The header of a file.
 
+        Args:
+            described: its JSON object.
+            max_bytes: what its variables may take; None for a quarter of the free memory.
+
         Raises:
-            FreezeFileError: for one that cannot be.
+            FreezeFileError: for one that cannot be, or announces too much.
         """
         try:
             header = cls._from_json(described)
             header._check()
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (ArithmeticError, LookupError, MemoryError, RecursionError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise FreezeFileError(f"The header makes no sense: {what}.") from error
+        except (TypeError, ValueError) as error:
+            raise FreezeFileError(f"The header makes no sense: {error}.") from error
+        check_announced(header.num_bytes, max_bytes)
         return header
 
     @classmethod
@@ -310,18 +317,14 @@ class Header:
             rounded = record.dtype == "float32" and record.stored_dtype in ("float16", "bfloat16")
             if record.stored_dtype != record.dtype and not rounded:
                 raise FreezeFileError(f"{record.path!r} is stored as {record.stored_dtype}")
-        self._check_memory()
 
-    def _check_memory(self) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """What all its variables, masks and optimizer variables take."""
         needed = sum(_extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
         if self.optimizer is not None:
             needed += sum(_extent(s.shape) * WIDTHS[s.dtype] for s in self.optimizer.slots)
-        available = _physical_memory()
-        if needed > available:
-            raise FreezeFileError(
-                f"it announces {needed:,} bytes of variables, more than the {available:,} bytes "
-                "of memory that this machine has"
-            )
+        return needed
 
 
 def _settings(value: Any) -> Settings:
@@ -340,13 +343,6 @@ def _settings(value: Any) -> Settings:
 def _extent(shape: tuple[int, ...]) -> int:
     """An array's size; not 0 for one without values, whose other axes may be decoded."""
     return math.prod(max(length, 1) for length in shape)
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return 1 << 46
 
 
 def _check(value: Any, kind: type | tuple[type, ...], what: str) -> Any:

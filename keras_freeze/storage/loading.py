@@ -1,7 +1,7 @@
 """Load a network from a `.freeze` file."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,12 @@ from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, same_path
 from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
+from keras_freeze.storage.allowed import check_initializer
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze.storage.budget import check_max_bytes, default_max_bytes
 from keras_freeze.storage.container import Container, is_container, read_container
-from keras_freeze.storage.errors import FreezeFileError, naming
+from keras_freeze.storage.creation import only_announced
+from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import (
     WIDTHS,
     Header,
@@ -50,6 +53,8 @@ def load(
     *,
     base: keras.Model | str | os.PathLike[str] | None = None,
     compile: bool = True,
+    custom_objects: Mapping[str, Any] | None = None,
+    max_bytes: int | None = None,
 ) -> keras.Model:
     """Loads a network that `save` wrote, the same bit for bit.
 
@@ -62,6 +67,10 @@ def load(
             or `.freeze` file.
         compile: whether the model is compiled as it was. Its FreezeOptimizer then has the mask, and
             fresh moments or, if the file holds them, those of the model that was saved.
+        custom_objects: classes and functions of your own by the names that the file has for them,
+            if they are not registered.
+        max_bytes: what the variables may take that the file announces, and what Keras may create
+            for it; None for a quarter of the memory that is free.
 
     Returns:
         The model.
@@ -70,8 +79,9 @@ def load(
         OSError: if the file cannot be read.
         FreezeFileError: if it is damaged in any way, of another version, or belongs to another
             base or to none; if the model cannot be built, because it uses classes that are not
-            registered, say; or if this machine or its versions of Keras and TensorFlow draw other
-            numbers from the seed of a Keras initializer. A ValueError.
+            registered, say; if it names what no such file may (docs/security.md), or takes too much
+            memory; or if this machine or its versions of Keras and TensorFlow draw other numbers
+            from the seed of a Keras initializer. A ValueError.
 
     Example:
 
@@ -81,25 +91,54 @@ def load(
     """
     if not isinstance(compile, bool):
         raise TypeError(f"Argument `compile` must be True or False. Received: compile={compile!r}")
+    _check_custom_objects(custom_objects)
+    check_max_bytes(max_bytes)
     with naming(path):
         container = read_container(path)
-        header = Header.from_json(container.header)
-        base_variables = _checked_base(header, base)
-        model = build_model(header.model, compile)
-        set_vocabularies(model, header.vocabularies)
-        variables = variables_of(model)
-        check_variables(header, variables)
-        values = restored(header, container, base_variables)
-        for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
-            set_bits(variable, bits, record.dtype)
-        finish_loading(model)
-        _keep_initializers(model, variables, header.records)
-        _restore_optimizer(model, header, values)
+        header = Header.from_json(container.header, max_bytes)
+        base_variables = _checked_base(header, base, custom_objects, max_bytes)
+        limit = default_max_bytes() if max_bytes is None else max_bytes
+        with refusing(), only_announced([(r.shape, r.dtype) for r in header.records], limit):
+            return _load(header, container, base_variables, compile, custom_objects)
+
+
+def _load(
+    header: Header,
+    container: Container,
+    base: Sequence[Any] | None,
+    compile: bool,
+    custom_objects: Mapping[str, Any] | None,
+) -> keras.Model:
+    for record in header.records:
+        if record.source is not None and record.source.kind == INITIALIZER:
+            check_initializer(record.source.config)
+    model = build_model(header.model, compile, custom_objects)
+    set_vocabularies(model, header.vocabularies)
+    variables = variables_of(model)
+    check_variables(header, variables)
+    values = restored(header, container, base)
+    for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
+        set_bits(variable, bits, record.dtype)
+    finish_loading(model)
+    _keep_initializers(model, variables, header.records)
+    _restore_optimizer(model, header, values)
     return model
 
 
-def open_base(base: keras.Model | str | os.PathLike[str]) -> keras.Model:
-    """The model that is meant by a `base`."""
+def _check_custom_objects(custom_objects: Any) -> None:
+    if custom_objects is not None and not isinstance(custom_objects, Mapping):
+        raise TypeError(
+            "Argument `custom_objects` must be a mapping from names to classes and functions, or "
+            f"None. Received: custom_objects={custom_objects!r}"
+        )
+
+
+def open_base(
+    base: keras.Model | str | os.PathLike[str],
+    custom_objects: Mapping[str, Any] | None = None,
+    max_bytes: int | None = None,
+) -> keras.Model:
+    """The model that is meant by a `base`; the other arguments are those of `load`."""
     if isinstance(base, keras.Model):
         if not base.built:
             raise ValueError("Argument `base` is not built: call it on a batch of data first.")
@@ -112,9 +151,9 @@ def open_base(base: keras.Model | str | os.PathLike[str]) -> keras.Model:
     if not os.path.isfile(base):
         raise FileNotFoundError(f"Argument `base` names no file. Received: base={base!r}")
     if is_container(base):
-        return load(base, compile=False)
+        return load(base, compile=False, custom_objects=custom_objects, max_bytes=max_bytes)
     try:
-        return keras.models.load_model(base, compile=False)
+        return keras.models.load_model(base, custom_objects=custom_objects, compile=False)
     except ValueError as error:
         raise ValueError(
             "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
@@ -130,13 +169,14 @@ class Values:
         bits: the values of each, as bit patterns.
         mask: the freezing mask; None if there is none.
         starts: what variables of the mask were drawn from, by their positions in it.
-        optimizer: the values of each variable of the optimizer, as bit patterns.
+        optimizer: the values of each variable of the optimizer, as bit patterns, which are read
+            when they are asked for.
     """
 
     bits: list[np.ndarray]
     mask: FreezeMask | None
     starts: dict[int, Start]
-    optimizer: list[np.ndarray]
+    optimizer: Iterator[np.ndarray]
 
 
 def restored(header: Header, container: Container, base: Sequence[Any] | None) -> Values:
@@ -196,7 +236,9 @@ def check_variables(header: Header, variables: Sequence[Any]) -> None:
     for record, variable in zip(header.records, variables, strict=True):
         is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
         if is_random_state(variable):
-            is_same = are_integers(dtype_of(variable), record.dtype)
+            is_same = tuple(variable.shape) == record.shape and are_integers(
+                dtype_of(variable), record.dtype
+            )
         if not is_same or not same_path(path_of(variable), record.path):
             raise FreezeFileError(
                 f"The file describes {record.path!r} of shape {record.shape} and "
@@ -213,7 +255,7 @@ def mask_of(header: Header, container: Container) -> FreezeMask | None:
 
 def _stored_values(
     header: Header, container: Container, masks: Sequence[np.ndarray | None]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+) -> tuple[list[np.ndarray], Iterator[np.ndarray]]:
     """The values in the file, of the model's variables and of the optimizer's."""
     kinds = [
         (r.num_stored(0 if m is None else int(np.count_nonzero(m))), WIDTHS[r.stored_dtype])
@@ -222,17 +264,19 @@ def _stored_values(
     slots = () if header.optimizer is None else header.optimizer.slots
     kinds += [(slot.size, WIDTHS[slot.dtype]) for slot in slots]
     decoded = decode_values(container.exponents, container.mantissas, kinds)
-    num_records = len(header.records)
     stored = []
-    for record, bits in zip(header.records, decoded[:num_records], strict=True):
+    for record in header.records:
+        bits = next(decoded)
         if record.stored_dtype != record.dtype:
             rounded = from_bits(bits, record.stored_dtype)
             bits = as_bits(rounded.astype(numpy_dtype(record.dtype)), record.dtype)
         stored.append(bits)
-    return stored, decoded[num_records:]
+    return stored, decoded
 
 
-def _checked_base(header: Header, base: Any) -> list[Any] | None:
+def _checked_base(
+    header: Header, base: Any, custom_objects: Mapping[str, Any] | None, max_bytes: int | None
+) -> list[Any] | None:
     if header.base is None:
         if base is not None:
             raise FreezeFileError(f"It was saved without a base. Received: base={base!r}")
@@ -242,7 +286,7 @@ def _checked_base(header: Header, base: Any) -> list[Any] | None:
             "It was saved on a base, the model with the fingerprint "
             f"{header.base[:16]}...: pass it, or the path of its file, as `base`."
         )
-    variables = variables_of(open_base(base))
+    variables = variables_of(open_base(base, custom_objects, max_bytes))
     check_fingerprint(header, variables)
     return variables
 
@@ -299,6 +343,7 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
     optimizer, freeze_optimizer = optimizer_of(model), freeze_optimizer_of(model)
     state = header.optimizer
     if optimizer is None or (values.mask is None and state is None):
+        check_rest(values)
         return
     if freeze_optimizer is not None:
         freeze_optimizer.restore(_state(header, values, freeze_optimizer))
@@ -307,6 +352,7 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
     if freeze_optimizer is not None:
         restrict_gradients(model)
     if state is None:
+        check_rest(values)
         return
     variables = optimizer_variables(model)
     if len(variables) != len(state.slots) or not all(
@@ -335,6 +381,16 @@ def _register_mask(model: keras.Model, header: Header, values: Values) -> None:
         ]
         settings = header.settings[number] if header.settings else None
         frozen_variables.register(None, claims, settings, decay_scale)
+
+
+def check_rest(values: Values) -> None:
+    """Reads the optimizer's values without keeping them, so that the file is checked to its end.
+
+    Raises:
+        FreezeFileError: if they cannot be read, or something follows them.
+    """
+    for _ in values.optimizer:
+        pass
 
 
 def _state(header: Header, values: Values, optimizer: FreezeOptimizer) -> State:

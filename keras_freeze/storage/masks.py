@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from keras_freeze.storage.container import Container, read_container
-from keras_freeze.storage.errors import FreezeFileError, naming
+from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Entry, Header
 from keras_freeze.storage.mask_coding import count_masks, decode_masks
 
@@ -32,7 +32,8 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[list[DecodedEntry], int]
 def decode_entries(header: Header, container: Container) -> list[DecodedEntry]:
     """The entries of a file's mask, none if it has no mask."""
     entries = _entries(header)
-    masks = decode_masks(container.mask, [shape for _, _, shape in entries])
+    with refusing():
+        masks = decode_masks(container.mask, [shape for _, _, shape in entries])
     return [
         (entry.position, path, trained, entry.is_weight)
         for (entry, path, _), trained in zip(entries, masks, strict=True)

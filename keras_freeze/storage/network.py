@@ -22,8 +22,9 @@ from keras_freeze.model_state import (
     optimizer_of,
 )
 from keras_freeze.parameters import path_of
+from keras_freeze.storage.allowed import check_configuration
 from keras_freeze.storage.bits import as_bits, from_bits, little_endian, numpy_dtype
-from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.errors import FreezeFileError, first_reason
 from keras_freeze.storage.header import WIDTHS
 from keras_freeze.storage.vocabularies import check_assets, check_configured
 
@@ -120,7 +121,7 @@ def config_of(model: keras.Model) -> dict[str, Any]:
             config = keras.saving.serialize_keras_object(model)
     except UserWarning as error:
         raise _lambda_error() from error
-    if config.get("compile_config") and model.optimizer is not None:
+    if "optimizer" in (config.get("compile_config") or {}) and model.optimizer is not None:
         # The optimizer as it is: Keras puts a LossScaleOptimizer around what it was given only if
         # the dtype policy of the moment says so.
         optimizer = keras.saving.serialize_keras_object(model.optimizer)
@@ -135,12 +136,20 @@ def config_of(model: keras.Model) -> dict[str, Any]:
     return config
 
 
-def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
+def build_model(
+    config: Mapping[str, Any], compile: bool, custom_objects: Mapping[str, Any] | None = None
+) -> keras.Model:
     """The model that `config_of` described, with values that are still to be set.
 
+    Args:
+        config: the configuration.
+        compile: whether the model is compiled as it was.
+        custom_objects: classes and functions by name, beside those that are registered.
+
     Raises:
-        FreezeFileError: if Keras cannot build it.
+        FreezeFileError: if it names what a file may not, or Keras cannot build it.
     """
+    check_configuration(config, custom_objects)
     check_configured(config)
     # Whatever the file asks for, an error of any kind means that it cannot be had.
     try:
@@ -151,20 +160,24 @@ def build_model(config: Mapping[str, Any], compile: bool) -> keras.Model:
             # The optimizer is described as it was: no LossScaleOptimizer is to come around it.
             described["compile_config"]["auto_scale_loss"] = False
         with ObjectSharingScope(), initializers.blank():
-            model = keras.saving.deserialize_keras_object(described, safe_mode=True)
+            model = keras.saving.deserialize_keras_object(
+                described, custom_objects=dict(custom_objects or {}), safe_mode=True
+            )
             if compile and isinstance(model, keras.Model):
-                _bring_optimizer_back(model, described)
+                _bring_optimizer_back(model, described, custom_objects)
     except Exception as error:
         raise FreezeFileError(
-            f"Keras cannot build the model from its configuration: {_reason(error)} (Classes and "
-            "functions of your own have to be imported, so that they are registered.)"
+            f"Keras cannot build the model from its configuration: {first_reason(error)} (Classes "
+            "and functions of your own have to be imported, so that they are registered.)"
         ) from error
     if not isinstance(model, keras.Model):
         raise FreezeFileError(f"The configuration is that of a {type(model).__name__}, no model.")
     return model
 
 
-def _bring_optimizer_back(model: keras.Model, described: Mapping[str, Any]) -> None:
+def _bring_optimizer_back(
+    model: keras.Model, described: Mapping[str, Any], custom_objects: Mapping[str, Any] | None
+) -> None:
     """Gives a model that compiles itself in its constructor the FreezeOptimizer it was saved with.
 
     Keras does not compile a model whose `compile` is its own.
@@ -172,7 +185,9 @@ def _bring_optimizer_back(model: keras.Model, described: Mapping[str, Any]) -> N
     optimizer = (described.get("compile_config") or {}).get("optimizer")
     if optimizer is None or not model.compiled or freeze_optimizers_of(model):
         return
-    optimizer = keras.saving.deserialize_keras_object(optimizer, safe_mode=True)
+    optimizer = keras.saving.deserialize_keras_object(
+        optimizer, custom_objects=dict(custom_objects or {}), safe_mode=True
+    )
     if freeze_optimizers_in(optimizer):
         model.optimizer = optimizer
         model.train_function = None
@@ -225,10 +240,3 @@ def _lambda_error() -> ValueError:
         "The model contains a lambda function, which would have to be stored as code. Use a "
         "function that is registered with keras.saving.register_keras_serializable."
     )
-
-
-def _reason(error: BaseException) -> str:
-    """What was wrong in the first place, shortened."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -32,8 +32,10 @@ from keras_freeze.optimizer_state import State
 from keras_freeze.parameters import path_of, shorten
 from keras_freeze.settings import Settings
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
+from keras_freeze.storage.allowed import check_configuration
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.container import write_container
+from keras_freeze.storage.creation import only_announced
 from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.header import Entry, Header, OptimizerState, Record, Slot
 from keras_freeze.storage.loading import check_variables, open_base
@@ -138,6 +140,7 @@ def save(
         [plan.stored() for plan in plans] + [bits_of(v) for v in optimizer_values]
     )
     masks = encode_masks([plan.entry.trained for plan in plans if plan.entry is not None])
+    _check_allowed(config)
     _check_loads_again(model, header, include_optimizer)
     _warn_if_bound(plans)
     write_container(path, header.to_json(), masks, exponents, mantissas)
@@ -418,6 +421,18 @@ def _warn_if_bound(plans: Sequence[_Plan]) -> None:
         )
 
 
+def _check_allowed(config: Any) -> None:
+    """Refuses before anything is written what `load` would refuse.
+
+    Raises:
+        ValueError: if the configuration names what a file may not.
+    """
+    try:
+        check_configuration(config)
+    except FreezeFileError as error:
+        raise ValueError(f"A `.freeze` file of this model could not be loaded: {error}.") from error
+
+
 def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bool) -> None:
     """Builds the model once from its configuration: a file that cannot be loaded is a loss.
 
@@ -426,8 +441,9 @@ def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bo
     """
     random_state = random.getstate()  # Keras draws default seeds from it
     try:
-        built = build_model(header.model, compile=True)
-        set_vocabularies(built, header.vocabularies)
+        with only_announced([(r.shape, r.dtype) for r in header.records]):
+            built = build_model(header.model, compile=True)
+            set_vocabularies(built, header.vocabularies)
         check_variables(header, variables_of(built))
     except FreezeFileError as error:
         raise ValueError(

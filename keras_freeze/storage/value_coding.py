@@ -5,7 +5,7 @@ entropy-coded, since weights of a layer are of similar size, and the other three
 are. The same rule does for every dtype.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,8 +38,13 @@ def encode_values(patterns: Sequence[np.ndarray]) -> tuple[bytes, bytes]:
     return encoder.finish(), b"".join(tails)
 
 
-def decode_values(heads: bytes, tails: bytes, kinds: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+def decode_values(
+    heads: bytes, tails: bytes, kinds: Sequence[tuple[int, int]]
+) -> Iterator[np.ndarray]:
     """Reads arrays of which `kinds` gives the count of values and the bytes of each (1, 2, 4, 8).
+
+    One after the other: none takes memory before it is asked for. That nothing is left over is
+    checked after the last one.
 
     Raises:
         FreezeFileError: for bytes that `encode_values` does not write.
@@ -51,15 +56,14 @@ def decode_values(heads: bytes, tails: bytes, kinds: Sequence[tuple[int, int]]) 
         )
     decoder = Decoder(heads, "exponents")
     histograms: list[Histogram] = []
-    patterns, start = [], 0
+    start = 0
     for count, width in kinds:
         end = start + count * (width - 1)
         tail = np.frombuffer(tails, np.uint8)[start:end]
         head = _decode_head(decoder, histograms, count) if count else np.zeros(0, np.uint8)
-        patterns.append(_join(head, tail, width))
+        yield _join(head, tail, width)
         start = end
     decoder.finish()
-    return patterns
 
 
 def _decode_head(decoder: Decoder, histograms: list[Histogram], count: int) -> np.ndarray:
@@ -82,9 +86,12 @@ def _join(head: np.ndarray, tail: np.ndarray, width: int) -> np.ndarray:
     as_bytes = np.empty((head.size, width), np.uint8)
     as_bytes[:, -1] = head
     as_bytes[:, :-1] = tail.reshape(head.size, width - 1)
-    rotated = as_bytes.reshape(-1).view(f"<u{width}").astype(f"u{width}")
+    rotated = as_bytes.reshape(-1).view(f"<u{width}").astype(f"u{width}", copy=False)
     kind = rotated.dtype.type
-    return (rotated >> kind(1)) | (rotated << kind(8 * width - 1))
+    signs = rotated << kind(8 * width - 1)
+    rotated >>= kind(1)
+    rotated |= signs
+    return rotated
 
 
 def _group(counts: Sequence[np.ndarray]) -> tuple[list[int], list[Histogram]]:

@@ -1,0 +1,103 @@
+"""How much memory a `.freeze` file may take for what it announces: by default a quarter of what is
+free."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from keras_freeze.storage.errors import FreezeFileError
+
+_UNKNOWN_MEMORY = 1 << 32
+_MEMORY = Path("/proc/meminfo")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def default_max_bytes() -> int:
+    """A quarter of the memory that is free."""
+    return free_memory() // 4
+
+
+def free_memory() -> int:
+    """The bytes that this process can still get, as far as the system tells."""
+    found = (_linux_memory(), _control_group_memory(), _posix_memory(), _windows_memory())
+    return min((size for size in found if size is not None), default=_UNKNOWN_MEMORY)
+
+
+def check_announced(needed: int, max_bytes: int | None) -> None:
+    """Compares the bytes that a file announces with what it may take.
+
+    Raises:
+        FreezeFileError: if it announces more than `max_bytes` or, for None, the default.
+    """
+    limit = default_max_bytes() if max_bytes is None else max_bytes
+    if needed > limit:
+        raise FreezeFileError(
+            f"it announces {needed:,} bytes of variables, more than the {limit:,} bytes that it "
+            "may take. If you expect that of this file, use `load(path, max_bytes=...)`"
+        )
+
+
+def check_max_bytes(max_bytes: Any) -> None:
+    """Refuses what is no number of bytes.
+
+    Raises:
+        TypeError: for anything but None or an integer.
+        ValueError: for one below 1.
+    """
+    if max_bytes is None:
+        return
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
+        raise TypeError(
+            "Argument `max_bytes` must be an integer, or None for a quarter of the free memory. "
+            f"Received: max_bytes={max_bytes!r} of type {type(max_bytes).__name__}"
+        )
+    if max_bytes < 1:
+        raise ValueError(
+            f"Argument `max_bytes` must be positive. Received: max_bytes={max_bytes!r}"
+        )
+
+
+def _linux_memory() -> int | None:
+    try:
+        return 1024 * _fields(_MEMORY)["MemAvailable:"]
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _control_group_memory() -> int | None:
+    try:
+        most = int((_CONTROL_GROUP / "memory.max").read_text())
+        used = int((_CONTROL_GROUP / "memory.current").read_text())
+        cached = _fields(_CONTROL_GROUP / "memory.stat").get("inactive_file", 0)
+        return max(most - used + cached, 0)
+    except (OSError, ValueError):  # no limit is "max"
+        return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines of a file that have a name and a number, and perhaps a unit."""
+    lines = [line.split() for line in path.read_text().splitlines()]
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _posix_memory() -> int | None:
+    if _MEMORY.exists():  # which counts caches as free
+        return None
+    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf(name)
+        except (AttributeError, ValueError, OSError):
+            continue
+    return None
+
+
+def _windows_memory() -> int | None:
+    if sys.platform != "win32":
+        return None
+    status = (ctypes.c_uint64 * 8)()
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None
+    return int(status[2])  # ullAvailPhys, after two 32-bit fields and ullTotalPhys

@@ -1,0 +1,619 @@
+"""Files that name what they may not, or take more than they announce: refused before Keras acts."""
+
+import copy
+import functools
+import inspect
+import pkgutil
+import zlib
+
+import keras
+import numpy as np
+import pytest
+from helpers import blobs, compiled, same_bits, sgd, value_of, values_of
+from keras import layers, ops
+from keras.src.backend.common.variables import Variable
+from keras.src.saving import serialization_lib
+from test_storage_trust import sealed
+
+import keras_freeze as kf
+from keras_freeze.storage import budget, loading
+from keras_freeze.storage.container import read_container, write_container
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def network():
+    """Layers, operations and objects of each kind that a configuration has a place for."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,), name="inputs")
+    x = layers.Dense(
+        8,
+        activation="tanh",
+        kernel_initializer=keras.initializers.GlorotUniform(seed=1),
+        bias_initializer=keras.initializers.Constant(0.5),
+        kernel_regularizer=keras.regularizers.L2(0.1),
+        kernel_constraint=keras.constraints.MaxNorm(),
+        name="body",
+    )(inputs)
+    x = layers.Dropout(0.1, name="dropout")(ops.add(x, 1.0))
+    return keras.Model(inputs, layers.Dense(3, name="head")(x))
+
+
+def trained(model):
+    optimizer = kf.FreezeOptimizer(
+        keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9), 0.75
+    )
+    compiled(model, optimizer, metrics=[keras.metrics.SparseCategoricalAccuracy()])
+    kf.freeze(model, *blobs())
+    model.fit(*blobs(), verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "model.freeze"
+    kf.save(trained(network()), path, include_optimizer=True)
+    return read_container(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.freeze"
+
+
+def write(path, content, header):
+    write_container(path, header, content.mask, content.exponents, content.mantissas)
+
+
+def changed(header, place, value):
+    """A copy of a header with a value at a place."""
+    header = copy.deepcopy(header)
+    target = functools.reduce(lambda inner, key: inner[key], place[:-1], header)
+    target[place[-1]] = value
+    return header
+
+
+def layer_named(header, name):
+    listed = header["model"]["config"]["layers"]
+    (index,) = (i for i, layer in enumerate(listed) if layer["config"].get("name") == name)
+    return ("model", "config", "layers", index)
+
+
+def addition(header):
+    listed = header["model"]["config"]["layers"]
+    (index,) = (i for i, layer in enumerate(listed) if layer["class_name"] == "Add")
+    return ("model", "config", "layers", index)
+
+
+OPTIMIZER = ("model", "compile_config", "optimizer")
+INNER = (*OPTIMIZER, "config", "inner_optimizer")
+
+# Where a configuration has what: places by name, and the kinds of object that each one takes.
+PLACES = {
+    "activation": lambda h: (*layer_named(h, "body"), "config", "activation"),
+    "initializer": lambda h: (*layer_named(h, "body"), "config", "kernel_initializer"),
+    "regularizer": lambda h: (*layer_named(h, "body"), "config", "kernel_regularizer"),
+    "constraint": lambda h: (*layer_named(h, "body"), "config", "kernel_constraint"),
+    "constant": lambda h: (
+        *(*layer_named(h, "body"), "config", "bias_initializer", "config", "value"),
+    ),
+    "dtype": lambda h: (*layer_named(h, "body"), "config", "dtype"),
+    "units": lambda h: (*layer_named(h, "body"), "config", "units"),
+    "build": lambda h: (*layer_named(h, "body"), "build_config", "input_shape"),
+    "seed": lambda h: (*layer_named(h, "dropout"), "config", "seed"),
+    "argument": lambda h: (*addition(h), "inbound_nodes", 0, "args", 1),
+    "keyword": lambda h: (*addition(h), "inbound_nodes", 0, "kwargs", "y"),
+    "loss": lambda h: ("model", "compile_config", "loss"),
+    "metric": lambda h: ("model", "compile_config", "metrics", 0),
+    "optimizer": lambda h: OPTIMIZER,
+    "inner optimizer": lambda h: INNER,
+    "rate": lambda h: (*INNER, "config", "learning_rate"),
+    "momentum": lambda h: (*INNER, "config", "momentum"),
+    "source": lambda h: ("variables", 0, "source", 1),
+}
+
+LAYER, OPTIMIZERS = keras.Layer, keras.optimizers.Optimizer
+WITH_CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
+CLASSES = {
+    "layer": LAYER,
+    "activation": LAYER,
+    "initializer": keras.initializers.Initializer,
+    "source": keras.initializers.Initializer,
+    "regularizer": keras.regularizers.Regularizer,
+    "constraint": keras.constraints.Constraint,
+    "dtype": keras.DTypePolicy,
+    "seed": keras.random.SeedGenerator,
+    "loss": keras.losses.Loss,
+    "metric": (keras.metrics.Metric, keras.losses.Loss),
+    "optimizer": OPTIMIZERS,
+    "inner optimizer": OPTIMIZERS,
+    "rate": keras.optimizers.schedules.LearningRateSchedule,
+}
+FUNCTIONS = {
+    "activation": (keras.activations,),
+    "loss": (keras.losses,),
+    "metric": (keras.metrics, keras.losses),
+}
+
+
+def may_be(place, gadget):
+    """Whether Keras itself expects an object like this one at a place."""
+    if inspect.isclass(gadget):
+        return issubclass(gadget, CLASSES.get(place, ())) and gadget.__name__ not in WITH_CODE
+    return gadget.__name__ not in ("get", "serialize", "deserialize") and any(
+        vars(space).get(gadget.__name__) is gadget for space in FUNCTIONS.get(place, ())
+    )
+
+
+def is_name_of_another(form, place):
+    """Whether Keras finds a function that belongs there, which has the name of this one."""
+    name = form["config"]
+    return form["module"] == "builtins" and any(
+        may_be(place, vars(space)[name])
+        for space in FUNCTIONS.get(place, ())
+        if inspect.isfunction(vars(space).get(name))
+    )
+
+
+def exported():
+    """Every function and class that Keras exports, by the names under which it does."""
+    found = {}
+    spaces = [keras]
+    for space in spaces:
+        for info in pkgutil.iter_modules(getattr(space, "__path__", [])):
+            inner = getattr(space, info.name, None)
+            is_public = inspect.ismodule(inner) and not info.name.startswith(("_", "src"))
+            if is_public and inner not in spaces:
+                spaces.append(inner)
+        for name, value in vars(space).items():
+            if (inspect.isclass(value) or inspect.isfunction(value)) and name[0] != "_":
+                found[f"{space.__name__}.{name}"] = value
+    return found
+
+
+def forms(name, gadget):
+    """The ways to name a function or class in a configuration."""
+    module, _, short = name.rpartition(".")
+    inner = {"module": module, "config": short, "registered_name": short}
+    yield {**inner, "class_name": "function"}
+    if inspect.isclass(gadget):
+        yield {"module": module, "class_name": short, "config": {}, "registered_name": None}
+        place = gadget.__module__
+        yield {"module": place, "class_name": short, "config": {}, "registered_name": short}
+    else:
+        yield {**inner, "class_name": "function", "module": "builtins"}
+        yield {**inner, "class_name": short, "config": {}, "registered_name": None}
+
+
+GADGETS = exported()
+
+
+def test_keras_exports_what_is_tried_here():
+    for name in (
+        "keras.config.set_max_epochs",
+        "keras.datasets.cifar10.load_data",
+        "keras.ops.map",
+    ):
+        assert name in GADGETS
+    assert len(GADGETS) > 1_000
+
+
+@pytest.fixture
+def resolved(monkeypatch):
+    """What Keras has looked up for a configuration, in a list."""
+    found = []
+    retrieve = serialization_lib._retrieve_class_or_fn
+
+    def spy(*arguments, **keywords):
+        found.append(retrieve(*arguments, **keywords))
+        return found[-1]
+
+    monkeypatch.setattr(serialization_lib, "_retrieve_class_or_fn", spy)
+    return found
+
+
+@pytest.mark.parametrize("place", [*PLACES, "layer"])
+def test_nothing_that_keras_exports_is_used_where_it_is_not_expected(
+    place, content, path, resolved, pytestconfig
+):
+    header = content.header
+    if place == "source":
+        header = changed(header, ("variables", 0, "source"), ["initializer", None])
+    where = layer_named(header, "dropout") if place == "layer" else PLACES[place](header)
+    names = sorted(GADGETS) if pytestconfig.getoption("--whole") else sorted(GADGETS)[::40]
+    num_refused = 0
+    for name in [*names, "keras.config.set_max_epochs", "keras.layers.TFSMLayer"]:
+        gadget = GADGETS[name]
+        for form in forms(name, gadget):
+            if may_be(place, gadget) or is_name_of_another(form, place):
+                continue
+            if place == "layer":
+                form = {**form, "name": "dropout", "inbound_nodes": node_of(header, "dropout")}
+            write(path, content, changed(header, where, form))
+            with pytest.raises(kf.FreezeFileError, match=r"model\.freeze.*may not"):
+                kf.load(path)
+            num_refused += 1
+    assert num_refused > len(names)
+    assert not resolved
+
+
+def node_of(header, name):
+    return functools.reduce(lambda inner, key: inner[key], layer_named(header, name), header)[
+        "inbound_nodes"
+    ]
+
+
+NEVER = {
+    "a lambda": {"class_name": "__lambda__", "config": {"value": ["4wAAAA==", None, None]}},
+    "a type": {
+        "class_name": "__typespec__",
+        "spec_name": "TensorSpec",
+        "module": "keras",
+        "registered_name": None,
+        "config": [[1], "float32"],
+    },
+    "bytes": {"class_name": "__bytes__", "config": {"value": "x"}},
+    "an array of long texts": {
+        "class_name": "__numpy__",
+        "config": {"value": ["x"], "dtype": "U1000000000"},
+    },
+    "an old format": {"class_name": "Dense", "config": {"units": 3}},
+    "another module": {
+        "module": "os",
+        "class_name": "function",
+        "config": "mkdir",
+        "registered_name": "mkdir",
+    },
+    "a class by its module": {
+        "module": "keras.src.layers.core.lambda_layer",
+        "class_name": "Lambda",
+        "registered_name": "Lambda",
+        "config": {"function": "relu"},
+    },
+    "a class of code": {
+        "module": "keras.layers",
+        "class_name": "TFSMLayer",
+        "registered_name": None,
+        "config": {"filepath": "/nowhere", "name": "x"},
+    },
+    "an operation that calls": {
+        "module": "keras.src.ops.core",
+        "class_name": "Switch",
+        "registered_name": "Switch",
+        "config": {"name": "switch"},
+    },
+}
+
+
+@pytest.mark.parametrize("place", [*PLACES, "layer"])
+@pytest.mark.parametrize("kind", NEVER)
+def test_what_may_be_nowhere_is_refused_everywhere(kind, place, content, path, resolved):
+    header = content.header
+    if place == "source":
+        header = changed(header, ("variables", 0, "source"), ["initializer", None])
+    where = layer_named(header, "dropout") if place == "layer" else PLACES[place](header)
+    write(path, content, changed(header, where, NEVER[kind]))
+    with pytest.raises(kf.FreezeFileError, match="may not"):
+        kf.load(path)
+    assert not resolved
+
+
+def calling(header, name, node):
+    """The header with another call of a layer."""
+    place = layer_named(header, name) if name != "Add" else addition(header)
+    return changed(header, (*place, "inbound_nodes", 0), node)
+
+
+def test_calls_without_a_symbolic_tensor_are_refused(content, path):
+    """Keras would compute them at once: an upsampling by a million, say."""
+    array = {"class_name": "__numpy__", "config": {"value": [[1.0]], "dtype": "float32"}}
+    for node in ({"args": [array], "kwargs": {}}, {"args": [], "kwargs": {}}, {}, []):
+        write(path, content, calling(content.header, "dropout", node))
+        with pytest.raises(kf.FreezeFileError, match="may not"):
+            kf.load(path)
+
+
+@keras.saving.register_keras_serializable(package="hostile_files")
+class Registered(layers.Layer):
+    def call(self, x):
+        raise AssertionError("it has been called")
+
+
+@keras.saving.register_keras_serializable(package="hostile_files")
+def registered(*arguments):
+    raise AssertionError("it has been called")
+
+
+@pytest.mark.parametrize("place", ["argument", "keyword", "constant", "units", "momentum", "build"])
+def test_registered_names_are_no_data(place, content, path):
+    for name in ("hostile_files>Registered", "hostile_files>registered"):
+        write(path, content, changed(content.header, PLACES[place](content.header), name))
+        with pytest.raises(kf.FreezeFileError, match="registered"):
+            kf.load(path)
+
+
+@pytest.mark.parametrize("place", ["initializer", "loss", "optimizer", "rate", "dtype"])
+def test_registered_classes_are_refused_where_another_kind_belongs(place, content, path):
+    described = {
+        "module": __name__,
+        "class_name": "Registered",
+        "config": {},
+        "registered_name": "hostile_files>Registered",
+    }
+    for value in (described, "hostile_files>Registered"):
+        write(path, content, changed(content.header, PLACES[place](content.header), value))
+        with pytest.raises(kf.FreezeFileError, match="may not"):
+            kf.load(path)
+
+
+def test_two_classes_under_one_number_are_refused(content, path):
+    """Keras would put the first object into the place of the second."""
+    header = copy.deepcopy(content.header)
+    config = header["model"]["compile_config"]
+    config["optimizer"]["shared_object_id"] = 7
+    config["loss"]["shared_object_id"] = 7
+    write(path, content, header)
+    with pytest.raises(kf.FreezeFileError, match="said to be one"):
+        kf.load(path)
+
+
+def described(kind, /, **config):
+    """A layer of Keras as a configuration has it."""
+    module = "keras" if kind == "Sequential" else "keras.layers"
+    return {"module": module, "class_name": kind, "config": config, "registered_name": None}
+
+
+def sequential(*listed, shape=(4,), dtype="float32"):
+    first = described("InputLayer", batch_shape=[None, *shape], dtype=dtype, name="input")
+    return described("Sequential", name="model", layers=[first, *listed])
+
+
+@pytest.mark.parametrize("name", ["TextVectorization", "StringLookup", "IntegerLookup"])
+def test_files_of_words_are_not_opened(name, path, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("secret\n")
+    layer = described(name, vocabulary=str(words), name="words")
+    dtype = "int64" if name == "IntegerLookup" else "string"
+    write_small(path, sequential(layer, shape=(1,), dtype=dtype))
+    with pytest.raises(kf.FreezeFileError, match=r"a file.*vocabulary"):
+        kf.load(path)
+
+
+# Sizes.
+
+
+def write_small(path, model, variables=()):
+    """A file of a few hundred bytes that announces variables of zeros."""
+    records = []
+    for name, shape in variables:
+        record = {"path": name, "shape": list(shape), "source": ["constant", 0]}
+        records.append({**record, "crc32": zlib.crc32(bytes(4 * int(np.prod(shape))))})
+    write_container(path, {"versions": {}, "model": model, "variables": records}, b"", b"", b"")
+
+
+@pytest.fixture
+def largest(monkeypatch):
+    """The sizes of the variables that get a value, in a list."""
+    sizes = []
+    for kind in {Variable, keras.Variable}:
+        if "_initialize_with_initializer" in vars(kind):
+            original = vars(kind)["_initialize_with_initializer"]
+
+            def spy(variable, initializer, original=original):
+                sizes.append(int(np.prod(variable._shape)))
+                return original(variable, initializer)
+
+            monkeypatch.setattr(kind, "_initialize_with_initializer", spy)
+    return sizes
+
+
+LARGE = {
+    "Dense": sequential(described("Dense", units=20_000), shape=(20_000,)),
+    "by its build": described(
+        "Sequential",
+        name="model",
+        layers=[
+            {
+                **described("Dense", units=20_000),
+                "build_config": {"input_shape": [None, 20_000]},
+            }
+        ],
+    ),
+    "Embedding": sequential(described("Embedding", input_dim=10**8, output_dim=10)),
+    "LSTM": sequential(described("LSTM", units=10_000), shape=(3, 2)),
+    "Bidirectional": sequential(
+        described("Bidirectional", layer=described("GRU", units=9_000)), shape=(3, 2)
+    ),
+    "Conv2D": sequential(described("Conv2D", filters=9_000, kernel_size=99), shape=(99, 99, 9)),
+    "BatchNormalization": sequential(described("BatchNormalization"), shape=(10**9,)),
+    "MultiHeadAttention": sequential(
+        described(
+            "TimeDistributed", layer=described("Dense", units=10**6, kernel_initializer="ones")
+        ),
+        shape=(3, 10**4),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_layers_larger_than_announced_get_no_memory(kind, path, largest):
+    write_small(path, LARGE[kind], [("model/dense/kernel", (2, 2))])
+    assert path.stat().st_size < 1_000
+    with pytest.raises(kf.FreezeFileError, match=r"more memory|larger than"):
+        kf.load(path, max_bytes=1 << 34)
+    assert max(largest, default=0) < 1 << 20
+
+
+def test_variables_that_are_announced_are_within_a_budget(path, largest):
+    announced = [("model/dense/kernel", (4, 10**6)), ("model/dense/bias", (10**6,))]
+    write_small(path, sequential(described("Dense", units=10**6)), announced)
+    with pytest.raises(kf.FreezeFileError, match=r"25,000,000 bytes.*1,000,000.*max_bytes"):
+        kf.load(path, max_bytes=1_000_000)
+    assert not largest
+    assert len(kf.load(path, max_bytes=1 << 30).variables) == 2
+
+
+def test_without_a_budget_a_quarter_of_the_free_memory_is_meant(path, monkeypatch):
+    announced = [("model/dense/kernel", (4, 1000)), ("model/dense/bias", (1000,))]
+    write_small(path, sequential(described("Dense", units=1000)), announced)
+    monkeypatch.setattr(budget, "free_memory", lambda: 4 * 25_000 - 4)
+    for read in (kf.load, kf.storage.inspect, kf.FreezeMask.load):
+        with pytest.raises(kf.FreezeFileError, match="25,000 bytes"):
+            read(path)
+    monkeypatch.setattr(budget, "free_memory", lambda: 4 * 10**8)
+    kf.load(path)
+
+
+def test_free_memory_is_found():
+    assert 1 << 20 < budget.free_memory() < 1 << 50
+
+
+@pytest.mark.parametrize("lines", ["MemTotal: 5 kB", "", "MemAvailable: x kB"])
+def test_free_memory_is_found_elsewhere_too(lines, monkeypatch, tmp_path):
+    memory = tmp_path / "meminfo"
+    memory.write_text(lines)
+    monkeypatch.setattr(budget, "_MEMORY", memory)
+    monkeypatch.setattr(budget, "_CONTROL_GROUP", tmp_path)
+    assert budget.free_memory() == budget._UNKNOWN_MEMORY
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50\n")
+    assert budget.free_memory() == 750
+    memory.unlink()
+    assert budget.free_memory() == 750
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_budget_is_a_number_of_bytes(value, error, path):
+    with pytest.raises(error, match=rf"max_bytes={value}"):
+        kf.load(path, max_bytes=value)
+
+
+def assert_refused_unseen(path, match, resolved):
+    """It is refused before Keras has made anything of it."""
+    with pytest.raises(kf.FreezeFileError, match=match):
+        kf.load(path)
+    assert not resolved
+
+
+def test_very_many_layers_are_refused(path, resolved):
+    many = [described("Identity", name=f"layer_{i}") for i in range(20_000)]
+    write_small(path, sequential(*many))
+    assert path.stat().st_size < 200_000
+    assert_refused_unseen(path, "more than 5,000 layers", resolved)
+
+
+def test_very_many_calls_are_refused(content, path, resolved):
+    (node,) = node_of(content.header, "dropout")
+    place = (*layer_named(content.header, "dropout"), "inbound_nodes")
+    write(path, content, changed(content.header, place, [node] * 30_000))
+    assert_refused_unseen(path, "more than 20,000 calls", resolved)
+
+
+def test_text_of_which_python_makes_far_more_is_refused(path, resolved):
+    path.write_bytes(sealed(b'{"model":[' + b"[]," * 5_000_000 + b"0]}"))
+    assert path.stat().st_size < 20_000
+    assert_refused_unseen(path, "lists and objects", resolved)
+
+
+@pytest.mark.parametrize("depth", [300, 5_000])
+@pytest.mark.parametrize("opening", [b'{"a":', b"["])
+def test_deep_configurations_are_refused(opening, depth, path, resolved):
+    closing = {b"{": b"}", b"[": b"]"}[opening[:1]]
+    inner = opening * depth + b"0" + closing * depth
+    config = b'{"name":"x","layers":' + inner + b"}"
+    rest = b'"module":"keras","class_name":"Sequential","registered_name":null,"config":' + config
+    path.write_bytes(sealed(b'{"versions":{},"variables":[],"model":{' + rest + b"}}"))
+    assert_refused_unseen(path, "deep|recursion", resolved)
+
+
+def test_deeply_nested_models_are_refused(path, resolved):
+    model = sequential()
+    for _ in range(70):
+        model = described("Sequential", name="model", layers=[model])
+    write_small(path, model)
+    assert_refused_unseen(path, "deep", resolved)
+
+
+def test_state_of_another_optimizer_is_not_decoded(content, path):
+    """Its slots are compared with the optimizer first."""
+    header = copy.deepcopy(content.header)
+    header["optimizer"]["variables"][0][1] = [10**6]
+    write(path, content, header)
+    with pytest.raises(kf.FreezeFileError, match=r"announces|another optimizer"):
+        kf.load(path)
+
+
+# Everything that is wrong in a file is a FreezeFileError.
+
+
+def test_masks_that_fit_no_variable_are_refused(content, path):
+    for position in (0, 1, 7, 2**31 - 1):
+        header = copy.deepcopy(content.header)
+        (record,) = (r for r in header["variables"] if r["path"].endswith("body/kernel"))
+        record["mask"] = [position, 1]
+        write(path, content, header)
+        if position == 0:
+            kf.load(path)
+            continue
+        with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
+            kf.load(path)
+
+
+@pytest.mark.parametrize("shape", [[], [1], [3], [2, 2]])
+def test_random_states_of_another_length_are_refused(shape, content, path):
+    header = copy.deepcopy(content.header)
+    (record,) = (r for r in header["variables"] if r["path"].endswith("seed_generator_state"))
+    record["shape"] = shape
+    write(path, content, header)
+    with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
+        kf.load(path)
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, RuntimeError, KeyError])
+def test_whatever_goes_wrong_is_an_error_of_the_file(error, content, path, monkeypatch):
+    def fail(*arguments, **keywords):
+        raise error("no")
+
+    write(path, content, content.header)
+    for name in ("decode_masks", "decode_values", "build_model", "set_bits", "regenerate"):
+        with monkeypatch.context() as patches:
+            patches.setattr(loading, name, fail)
+            with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
+                kf.load(path)
+    assert same_bits(value_of(kf.load(path).variables[0]), value_of(kf.load(path).variables[0]))
+
+
+def test_a_delta_that_is_refused_leaves_the_model_as_it_was(path):
+    base = network()
+    model = network()
+    model.set_weights(base.get_weights())
+    kf.save(compiled_with_mask(model), path, base=base)
+    content = read_container(path)
+    before = values_of(base.variables)
+    for section in ("mask", "exponents", "mantissas"):
+        parts = {name: getattr(content, name) for name in ("mask", "exponents", "mantissas")}
+        parts[section] = parts[section][:-4] or b"\xff" * 8
+        write_container(path, content.header, **parts)
+        with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
+            kf.apply_delta(base, path)
+    assert all(same_bits(a, b) for a, b in zip(values_of(base.variables), before, strict=True))
+
+
+def compiled_with_mask(model):
+    compiled(model, kf.FreezeOptimizer(sgd(), 0.75))
+    kf.freeze(model, *blobs())
+    return model
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no mask", b"keras_freeze mask 1\n", b"\x89FREEZE\n", b"\x89FREEZE\n" + bytes(90)],
+)
+def test_files_that_are_no_masks_are_refused(data, path):
+    path.write_bytes(data)
+    with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
+        kf.FreezeMask.load(path)
