@@ -579,7 +579,7 @@ def test_whatever_goes_wrong_is_an_error_of_the_file(error, content, path, monke
         raise error("no")
 
     write(path, content, content.header)
-    for name in ("decode_masks", "decode_values", "build_model", "set_bits", "regenerate"):
+    for name in ("decode_entries", "decode_values", "build_model", "set_bits", "regenerate"):
         with monkeypatch.context() as patches:
             patches.setattr(loading, name, fail)
             with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
