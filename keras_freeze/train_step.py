@@ -186,9 +186,15 @@ def _build_layers(model: keras.Model, data: Any) -> None:
 
 def _unbuilt_layers(model: keras.Model) -> list[str]:
     unbuilt = [one.name for one in model._flatten_layers(include_self=False) if not one.built]
-    if not model.built and type(model).build is not keras.Model.build:
+    if not model.built and _builds_itself(model):
         unbuilt.append(model.name)
     return unbuilt
+
+
+def _builds_itself(model: keras.Model) -> bool:
+    if type(model).build is not keras.Model.build:
+        return True
+    return backend.STEPS_ARE_STATELESS and type(model).call is not keras.Model.call
 
 
 def _check_one_replica(model: keras.Model) -> None:

@@ -15,6 +15,9 @@ from keras_freeze.backend.without_graphs import *  # noqa: F403
 
 VERSION = jax.__version__
 
+# Whether a training step is given a model's state, which Keras asks of built models alone.
+STEPS_ARE_STATELESS = True
+
 # What JAX raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (jax.errors.JaxRuntimeError,)
 

@@ -16,6 +16,9 @@ from tensorflow.python.ops import control_flow_util, stateful_random_ops
 
 VERSION = tf.__version__
 
+# Whether a training step is given a model's state, which Keras asks of built models alone.
+STEPS_ARE_STATELESS = False
+
 # What TensorFlow raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (tf.errors.OpError,)
 

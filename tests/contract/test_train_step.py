@@ -296,6 +296,28 @@ def test_batches_of_more_parts_than_keras_knows_go_to_the_step_as_they_are():
     expected_mask_holds(model, mask, tensors(batch))
 
 
+def test_a_model_of_built_layers_is_built_for_a_step_that_needs_its_state():
+    """Of a siamese network: only JAX's `stateless_call` asks whether the outer model is built."""
+
+    class Tower(OwnStep):
+        def __init__(self):
+            super().__init__()
+            self.tower = dense(8, 4)
+
+        def call(self, pair):
+            return self.tower(pair[0]) - self.tower(pair[1])
+
+        def loss_of(self, data):
+            if BACKEND == "jax":
+                self.stateless_call(self.trainable_variables, self.non_trainable_variables, data[0])
+            return ops.mean(ops.square(self(data[0])))
+
+    model = compiled(Tower)
+    x, _ = blobs()
+    assert not model.built
+    assert kf.freeze(model, (x, x[::-1].copy())).num_weights == 6 * 8 + 8 * 4
+
+
 def gan(d_optimizer=None, g_optimizer=None):
     keras.utils.set_random_seed(0)
     return Adversarial(d_optimizer or freezing(), g_optimizer or freezing())
