@@ -11,15 +11,15 @@ demo: $(VENV)/.installed-examples
 # Every process loads TensorFlow (two take a third more processor time than one): no more than 4.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadgroup
 
-# All tests on TensorFlow, then the contract suite on the other backends; a sample of its
+# All tests on TensorFlow, then the contract suite and whole programs on the other backends; a sample of its
 # combinations, or with `test-all` every one of them. Each suite runs whatever the others find, and
 # the status tells of all.
 test-all: OPTIONS := --whole
 test test-all: $(VENV)/.installed-test
 	@status=0; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(OPTIONS) || status=1; \
-	KERAS_BACKEND=jax $(PYTEST) $(OPTIONS) tests/contract || status=1; \
-	KERAS_BACKEND=torch $(PYTEST) $(OPTIONS) tests/contract || status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(OPTIONS) tests/contract tests/programs || status=1; \
+	KERAS_BACKEND=torch $(PYTEST) $(OPTIONS) tests/contract tests/programs || status=1; \
 	exit $$status
 
 lint: $(VENV)/.installed-lint
