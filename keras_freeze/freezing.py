@@ -23,6 +23,7 @@ from keras_freeze.loss import (
 from keras_freeze.mask import FreezeMask
 from keras_freeze.model_state import (
     check_model,
+    check_not_quantized,
     check_trains,
     freeze_optimizer_in,
     freeze_optimizers_in,
@@ -379,6 +380,7 @@ def prune(model: keras.Model) -> None:
     if mask is None:
         freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
         return
+    check_not_quantized(model)
     for optimizer in freeze_optimizers_of(model):
         if optimizer.mask is not None:
             optimizer.zero_frozen_weights()

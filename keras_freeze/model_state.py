@@ -96,6 +96,30 @@ def freeze_optimizers_of(model: keras.Model) -> list[FreezeOptimizer]:
     return list({id(optimizer): optimizer for optimizer in found}.values())
 
 
+def check_not_quantized(model: keras.Model) -> None:
+    """Checks that `model.quantize` has not taken away kernels that the mask is about.
+
+    Raises:
+        ValueError: if it has.
+    """
+    modes = {
+        layer.name: layer.quantization_mode
+        for layer in model._flatten_layers()
+        if getattr(layer, "quantization_mode", None) is not None
+    }
+    present, gone = set(map(id, model.variables)), []
+    for optimizer in freeze_optimizers_of(model) if modes else ():
+        for entry in () if optimizer.mask is None or not optimizer.built else optimizer.mask.entries:
+            if id(optimizer._trainable_variables[entry.position]) not in present:
+                gone.append(entry.path)
+    if gone:
+        raise ValueError(
+            "Layers have been quantized since the model was frozen: integers have replaced their "
+            "kernels, and nothing tells which were frozen. Call this before `quantize`. "
+            f"Received: layers quantized to {modes}; no longer there are {shorten(gone)}"
+        )
+
+
 def optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
     """The FreezeOptimizer that gets a model's gradients: of `fit`, or of a loop of one's own."""
     compiled = getattr(model, "optimizer", None)

@@ -15,9 +15,12 @@ from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.optimizer_state import (
     State,
     check_origin,
+    fitting_state,
     from_bytes,
+    has_these_variables,
     read_state,
     relabel,
+    skip_loading_once,
     to_bytes,
     write_state,
 )
@@ -145,6 +148,8 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         # that was made from a configuration, only how many entries of each variable are trained.
         self._pending: State | None = None
         self._trained_counts: tuple[int | None, ...] | None = None
+        # Whether Keras makes this optimizer from a file, whose state it hands over next.
+        self._is_from_config = False
         # Counts rebuilds, so that a graph traced before one fails instead of training on a mask
         # that is gone.
         self._generation = 0
@@ -243,9 +248,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         arguments = (self.inner_optimizer, parameters, self.frozen_weights, self.l2)
         state = self._taken_over(parameters) if self._pending is None else self._pending
         # Keras builds the optimizer of a legacy `.h5` file for no variables.
-        if state is None and self._trained_counts is not None and parameters:
-            counts = _check_counts(self._trained_counts, parameters)
-            return CompactUpdate(*arguments, counts, None)
+        if state is None and parameters and self._counts_fit(parameters):
+            assert self._trained_counts is not None
+            return CompactUpdate(*arguments, self._trained_counts, None)
         if state is None and self.freeze_rate == 0.0:
             state = State(_everything_trained(parameters), compact=True)
         mask = None
@@ -273,6 +278,29 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                     f"Received: {p.path!r} of dtype {dtype}"
                 )
         return parameters
+
+    def _counts_fit(self, parameters: Sequence[Parameter]) -> bool:
+        """Whether a configuration has told how many entries of these variables are trained."""
+        counts = self._trained_counts
+        return (
+            counts is not None
+            and len(counts) == len(parameters)
+            and all(c is None or c <= p.size for c, p in zip(counts, parameters, strict=True))
+        )
+
+    def check_counts(self) -> None:
+        """Checks that this optimizer does not wait for the state of one with other variables.
+
+        Raises:
+            ValueError: if it was made from the configuration of one, and not loaded since.
+        """
+        counts = self._trained_counts
+        if counts is not None and self.built and not isinstance(self._updates, CompactUpdate):
+            raise ValueError(
+                "This FreezeOptimizer was made from the configuration of another network: it "
+                f"counts trained entries of {len(counts)} variables. "
+                f"Received: {len(self._trainable_variables)} variables."
+            )
 
     @property
     def mask(self) -> FreezeMask | None:
@@ -412,6 +440,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             return
         variables = self._variables_of_step(grads, trainable_variables)
         assert self._updates is not None
+        self.check_counts()
         if frozen_variables.is_overruled(self):
             raise ValueError(
                 "Another FreezeOptimizer has decided since which of these weights are trained. "
@@ -652,6 +681,9 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         """
         state = read_state(store)
         is_loaded = self.built or is_deferred
+        if self.built and self._is_from_config and not has_these_variables(store, self._parameters):
+            self._load_what_fits(store)
+            return
         check_origin(store, self._parameters, self.inner_optimizer, is_loaded=is_loaded)
         if is_deferred and self._must_rebuild(state):
             raise ValueError(
@@ -661,6 +693,23 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                 "compiled, before the first step and without a call to `freeze`."
             )
         self.restore(state)
+
+    def _load_what_fits(self, store: Any) -> None:
+        """Takes over the mask of the variables that are still there; the inner optimizer is new."""
+        state, lost = fitting_state(store, self._parameters)
+        self._trained_counts = None
+        if state.mask is not None:
+            state = replace(state, compact=self.suits_compact(state.mask))
+            self._rebuild(state, self._trainable_variables)
+        self.set_starts(state.starts)
+        skip_loading_once(self.inner_optimizer)
+        warnings.warn(
+            "The model's trainable variables are not those that its FreezeOptimizer was built "
+            "with: layers have been quantized, given LoRA or made untrainable since. The mask is "
+            "kept where variables are still trained, all others are trained whole, and the inner "
+            f"optimizer starts anew. No longer trained: {shorten(lost)}",
+            stacklevel=2,
+        )
 
     @property
     def _parameters(self) -> Sequence[Parameter]:
@@ -777,6 +826,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         counts = arguments.pop("trained_counts", None)
         optimizer = cls(**arguments)
         optimizer._trained_counts = None if counts is None else tuple(counts)
+        optimizer._is_from_config = True
         return optimizer
 
 
@@ -806,21 +856,6 @@ def _count_trained(mask: FreezeMask, num_variables: int) -> list[int | None]:
     counts: list[int | None] = [None] * num_variables
     for entry in mask.entries:
         counts[entry.position] = int(entry.trained.sum())
-    return counts
-
-
-def _check_counts(
-    counts: Sequence[int | None], parameters: Sequence[Parameter]
-) -> Sequence[int | None]:
-    sizes = [p.size for p in parameters]
-    if len(counts) != len(sizes) or any(
-        count is not None and count > size for count, size in zip(counts, sizes, strict=False)
-    ):
-        raise ValueError(
-            "This FreezeOptimizer was made from the configuration of another network: it counts "
-            f"trained entries of {len(counts)} variables. Received: {len(sizes)} variables of "
-            f"sizes {sizes}."
-        )
     return counts
 
 

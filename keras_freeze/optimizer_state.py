@@ -4,7 +4,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -150,6 +150,53 @@ def check_origin(
     # With other settings it has other kinds of variables. How many follows from the mask.
     elif inner.built and _kinds(described["variables"]) != _kinds(_names(inner)):
         raise _other_optimizer(described, inner)
+
+
+def has_these_variables(store: Any, parameters: Sequence[Parameter]) -> bool:
+    """Whether a state was saved with these variables, as far as it says so."""
+    saved = _read_header(store).get("variables", [])
+    return not saved or (
+        len(saved) == len(parameters)
+        and all(
+            same_path(path, p.path) and tuple(shape) == tuple(p.variable.shape)
+            for (path, shape), p in zip(saved, parameters, strict=True)
+        )
+    )
+
+
+def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, list[str]]:
+    """The part of a state that is about these variables, and the paths of what it is about besides.
+
+    Variables are told by path and shape; where that is ambiguous, they are not taken over.
+    """
+    state = read_state(store)
+    if state.mask is None:
+        return state, []
+    entries, lost, starts = [], [], {}
+    for entry in state.mask.entries:
+        fitting = [
+            p
+            for p in parameters
+            if same_path(p.path, entry.path) and tuple(p.variable.shape) == entry.trained.shape
+        ]
+        if len(fitting) == 1:
+            (p,) = fitting
+            entries.append(MaskEntry(p.position, p.path, entry.trained, entry.is_weight))
+            if entry.position in state.starts:
+                starts[p.position] = state.starts[entry.position]
+        else:
+            lost.append(entry.path)
+    if len({e.position for e in entries}) < len(entries):
+        return replace(state, mask=FreezeMask([]), starts={}), list(state.mask.paths)
+    return replace(state, mask=FreezeMask(entries), starts=starts), lost
+
+
+def skip_loading_once(optimizer: Any) -> None:
+    """Lets Keras load nothing into an optimizer when it next tries to.
+
+    It would load as many variables as there are by their number alone.
+    """
+    vars(optimizer)["load_own_variables"] = lambda store: vars(optimizer).pop("load_own_variables")
 
 
 def _check_variable(saved: Sequence[Any], parameters: Sequence[Parameter], position: int) -> None:

@@ -13,7 +13,7 @@ from keras_freeze.batches import Passes
 from keras_freeze.freezing import prune
 from keras_freeze.kept_state import state_kept
 from keras_freeze.loss import data_errors
-from keras_freeze.model_state import freeze_optimizer_of
+from keras_freeze.model_state import check_not_quantized, freeze_optimizer_of
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def check_pruning(
             f"twice. Received: an iterator, x={x!r}"
         )
     Passes(x, y, None, None, batch_size)  # refuses data that are empty or do not fit together
+    check_not_quantized(model)
     with _left_as_it_was(model):
         weights = [backend.to_numpy(v) for v in model.variables]
         prune(model)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_freeze.mask import FreezeMask, check_freeze_rate, num_trained_weights
-from keras_freeze.model_state import get_mask, is_built, optimizer_of
+from keras_freeze.model_state import check_not_quantized, get_mask, is_built, optimizer_of
 from keras_freeze.parameters import UNKNOWN, Parameter, classify
 
 _FLOAT32_BYTES = 4
@@ -222,6 +222,7 @@ def report(model: Any) -> Report:
     mask = get_mask(model)
     optimizer = optimizer_of(model)
     state = [] if optimizer is None else optimizer.variables
+    check_not_quantized(model)
     if mask is None:
         rows = [_dense_row(p) for p in classify(model.trainable_variables, _exclude_of(optimizer))]
     else:

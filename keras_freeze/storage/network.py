@@ -165,6 +165,8 @@ def build_model(
             )
             if compile and isinstance(model, keras.Model):
                 _bring_optimizer_back(model, described, custom_objects)
+        for optimizer in freeze_optimizers_of(model) if isinstance(model, keras.Model) else ():
+            optimizer.check_counts()
     except Exception as error:
         raise FreezeFileError(
             f"Keras cannot build the model from its configuration: {first_reason(error)} (Classes "
