@@ -721,8 +721,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         if save_type == "checkpoint":
             return children
         # A SavedModel needs all that its functions read.
-        blocks = [] if self.compact_update is None else self.compact_update.blocks.values()
-        read = [v.value for v in (self._current_generation, *self.mask_variables)]
+        compact = self.compact_update
+        blocks = [] if compact is None else compact.blocks.values()
+        vectors = [] if compact is None else compact.vectors
+        read = [v.value for v in (self._current_generation, *self.mask_variables, *vectors)]
         read += [variable for block in blocks for variable in block.variables]
         return {**children, **{f"read_{number}": v for number, v in enumerate(read)}}
 

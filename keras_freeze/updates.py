@@ -214,10 +214,17 @@ class CompactUpdate(Update):
             self._values[position] = _variable(values, dtype, path.split("/")[-1], path)
         self._exclude_vectors_from_decay()
         self._build_inner([v for p in parameters if (v := self._seen_by_inner(p)) is not None])
+        # Vectors are read from the weights in each step: a checkpoint has no use for them.
+        backend.untrack(self.inner, "_trainable_variables")
 
     @property
     def variables(self) -> list[Any]:
         return [*super().variables, *self.indices.values()]
+
+    @property
+    def vectors(self) -> list[Any]:
+        """What the inner optimizer sees of the variables that are trained in part."""
+        return list(self._values.values())
 
     @property
     def mask(self) -> FreezeMask | None:

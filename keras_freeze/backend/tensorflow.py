@@ -608,6 +608,11 @@ def is_traced() -> bool:
     return not tf.executing_eagerly()
 
 
+def untrack(owner: Any, name: str) -> None:
+    """Keeps what an attribute holds out of TensorFlow's checkpoints."""
+    owner._delete_tracking(name)
+
+
 def trace_markers(generation: int) -> list[Any]:
     """Needless: functions that were traced for an earlier mask fail by themselves."""
     return []

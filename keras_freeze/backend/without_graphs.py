@@ -65,3 +65,7 @@ def is_plain_variable(value: Any) -> bool:
 def create_variables(model: keras.Model, data: Any) -> None:
     """Builds what a model's training step uses, for a batch of data, as `fit` does."""
     model._symbolic_build(data_batch=data)
+
+
+def untrack(owner: Any, name: str) -> None:
+    """Needless: only TensorFlow's checkpoints find what an object holds."""
