@@ -109,7 +109,9 @@ def check_not_quantized(model: keras.Model) -> None:
     }
     present, gone = set(map(id, model.variables)), []
     for optimizer in freeze_optimizers_of(model) if modes else ():
-        for entry in () if optimizer.mask is None or not optimizer.built else optimizer.mask.entries:
+        for entry in (
+            () if optimizer.mask is None or not optimizer.built else optimizer.mask.entries
+        ):
             if id(optimizer._trainable_variables[entry.position]) not in present:
                 gone.append(entry.path)
     if gone:

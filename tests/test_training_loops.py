@@ -478,3 +478,20 @@ def test_a_function_traced_for_a_replaced_mask_moves_nothing_that_is_frozen(jit_
     except tf.errors.InvalidArgumentError as error:
         assert "Trace it again" in error.message  # noqa: PT017 - XLA has no way to raise
     assert_frozen_bits_kept(variables, mask, before)
+
+
+@pytest.mark.parametrize("frozen_weights", ["keep", "decay"])
+def test_an_eager_loop_over_kernels_of_many_shapes_is_no_warning_of_retracing(
+    frozen_weights, monkeypatch
+):
+    widths = range(31, 38)
+    model = keras.Sequential([keras.Input((30,)), *(kl.Dense(width) for width in widths)])
+    inner = keras.optimizers.SGD(0.01)
+    optimizer = kf.FreezeOptimizer(inner, 0.9, frozen_weights=frozen_weights, l2=1e-3)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    x, y = np.ones((4, 30), "float32"), np.ones((4, widths[-1]), "float32")
+    kf.freeze(model, x, y)
+    messages = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *rest: messages.append(text))
+    fit(model, x, y)
+    assert not [text for text in messages if "retracing" in text]

@@ -530,6 +530,9 @@ def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
 if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
     _scatter = tf.function(_scatter, jit_compile=True, autograph=False)
     _scale_and_scatter = tf.function(_scale_and_scatter, jit_compile=True, autograph=False)
+    # Each is traced once for each shape of a kernel, as it has to be: without sizes XLA would copy.
+    for _function in (_scatter, _scale_and_scatter):
+        vars(_function)["_omit_frequent_tracing_warning"] = True
 
 
 def zero_after(variables: Sequence[Any]) -> Any:
