@@ -287,5 +287,5 @@ def test_a_mask_of_other_variables_is_refused():
     model = frozen_network(0.9)
     other = small_network()
     other.compile(model.optimizer, loss="mse")
-    with pytest.raises(ValueError, match="trains another model"):
+    with pytest.raises(ValueError, match="This FreezeOptimizer trains the model"):
         report(other)

@@ -376,6 +376,7 @@ STEPS = (
     "freeze_file",
     "keras_file",
     "weights_file",
+    "checkpoint",
     "clone",
     "part",
 )
@@ -432,6 +433,20 @@ class Life:
         decided = self.mask is None
         self.model.load_weights(self.folder / "model.weights.h5")
         self.mask = kf.get_mask(self.model) if decided else self.mask
+
+    def checkpoint(self):
+        """TensorFlow's own file, restored into a model that has trained on; Keras's elsewhere."""
+        if keras.backend.backend() != "tensorflow":
+            self.weights_file()
+            return
+        import tensorflow as tf
+
+        if self.mask is None:
+            return  # decided after the checkpoint was written, which cannot be restored then
+        checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.model.optimizer)
+        path = checkpoint.write(str(self.folder / "checkpoint"))
+        fit(self.model, X, Y, batch_size=len(X))
+        checkpoint.read(path).assert_consumed()
 
     def clone(self):
         self.start(keras.models.clone_model(self.model))
