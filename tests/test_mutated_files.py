@@ -1,0 +1,42 @@
+"""Files with other content and right checksums: loaded, or a FreezeFileError, and nothing else."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+# One process, once: the originals are trained for it.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TOOL = Path(__file__).parents[1] / "tools" / "mutate_files.py"
+MEMORY = 1 << 30  # bytes that reading all of them may add to a process with TensorFlow in it
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("mutate_files", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_changed_files_load_or_are_refused(tool, tmp_path, pytestconfig):
+    resource = pytest.importorskip("resource")
+    count = 30_000 if pytestconfig.getoption("--whole") else 1_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = tool.run(count, seed=0, folder=tmp_path)
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < MEMORY
+    assert found["files"] == count
+    assert 0 < found["loaded"] < count
+
+
+def test_a_changed_file_with_an_effect_would_be_found(tool, tmp_path):
+    watch = tool.Watch()
+    with watch.on():
+        (tmp_path / "made").write_text("x")
+    assert len(watch.found) == 1
+    (tmp_path / "made").write_text("y")
+    assert len(watch.found) == 1
