@@ -2,7 +2,7 @@
 
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -195,13 +195,18 @@ def model_in_use(variables: Sequence[Any]) -> keras.Model | None:
     or a loop of the user's own.
     """
     wanted = {id(variable) for variable in variables}
+    models = models_in_use()
+    return next((m for m in models if wanted <= set(map(id, m.trainable_variables))), None)
+
+
+def models_in_use() -> Iterator[keras.Model]:
+    """The models that functions which are running have, the innermost function's first."""
     frame = sys._getframe(1)
     while frame is not None:
         for value in list(frame.f_locals.values()):
-            if isinstance(value, keras.Model) and wanted <= set(map(id, value.trainable_variables)):
-                return value
+            if isinstance(value, keras.Model):
+                yield value
         frame = frame.f_back  # type: ignore[assignment]
-    return None
 
 
 def checksum_of(values: np.ndarray) -> int:

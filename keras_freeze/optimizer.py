@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend, frozen_variables, saliency
-from keras_freeze.layer_initializers import model_in_use, starts_of
+from keras_freeze.layer_initializers import model_in_use, models_in_use, starts_of
 from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
 from keras_freeze.optimizer_state import (
     State,
@@ -693,6 +693,32 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
                 "compiled, before the first step and without a call to `freeze`."
             )
         self.restore(state)
+        if not self.built:
+            self._register_pending(state)
+
+    def _register_pending(self, state: State) -> None:
+        """Says what a state freezes that waits for its optimizer, where the model is at hand.
+
+        Parts of the model know their part of the mask then.
+        """
+        models = [
+            model for model in models_in_use() if _is_in(self, getattr(model, "optimizer", None))
+        ]
+        if state.mask is None or not models or not models[0].trainable_variables:
+            return
+        parameters = classify(models[0].trainable_variables, self.exclude)
+        mask = relabel(state.mask, parameters)
+        claims = [
+            frozen_variables.Claim(
+                parameters[entry.position].variable,
+                entry.position,
+                entry.is_weight,
+                frozen_variables.constant(entry.trained),
+                state.starts.get(entry.position),
+            )
+            for entry in mask.entries
+        ]
+        frozen_variables.register(None, claims, self.settings)
 
     def _load_what_fits(self, store: Any) -> None:
         """Takes over the mask of the variables that are still there; the inner optimizer is new."""
@@ -830,6 +856,13 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         optimizer._trained_counts = None if counts is None else tuple(counts)
         optimizer._is_from_config = True
         return optimizer
+
+
+def _is_in(optimizer: FreezeOptimizer, outer: Any) -> bool:
+    """Whether an optimizer is `outer` itself, or inside of it."""
+    while outer is not None and outer is not optimizer:
+        outer = getattr(outer, "inner_optimizer", None)
+    return outer is optimizer
 
 
 def _with_public_classes(config: Any) -> Any:

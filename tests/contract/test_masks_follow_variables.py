@@ -221,6 +221,29 @@ def test_a_frozen_part_of_a_larger_model_stays_frozen():
     assert kf.get_mask(inner) == mask
 
 
+def test_a_part_knows_its_mask_as_soon_as_weights_are_loaded(tmp_path):
+    def network():
+        inner = tower()
+        outer = compiled(keras.Sequential([inner, keras.layers.Dense(3)]), adam())
+        outer.build((None, 6))
+        return outer, inner
+
+    outer, inner = network()
+    kf.freeze(outer, X, Y)
+    fit(outer, X, Y)
+    outer.save_weights(tmp_path / "outer.weights.h5")
+    loaded, part = network()
+    loaded.load_weights(tmp_path / "outer.weights.h5")
+    assert not loaded.optimizer.built
+    assert kf.get_mask(loaded) == kf.get_mask(outer)
+    assert kf.get_mask(part) == kf.get_mask(inner)
+    assert kf.report(part).num_trained_weights == kf.report(inner).num_trained_weights
+    before = values_of(loaded.trainable_variables)
+    fit(loaded, X, Y)
+    assert kf.get_mask(loaded) == kf.get_mask(outer)
+    assert_frozen_bits_kept(loaded.trainable_variables, kf.get_mask(loaded), before)
+
+
 def test_pruning_a_part_prunes_what_is_frozen_in_it():
     keras.utils.set_random_seed(0)
     inner = tower()
