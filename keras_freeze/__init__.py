@@ -35,6 +35,7 @@ if TYPE_CHECKING or not _is_command_line():
         prune,
         restore_gradients,
         restrict_gradients,
+        unfreeze,
     )
     from keras_freeze.gradient_flow import gradient_flow
     from keras_freeze.mask import FreezeMask
@@ -80,6 +81,7 @@ __all__ = [
     "restrict_gradients",
     "save",
     "storage",
+    "unfreeze",
     *_LAZY_MODULES,
 ]
 

@@ -1,7 +1,7 @@
 """What is done to a model: freeze it, look at its mask, prune it."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from keras_freeze.loss import (
     loss_gradients,
     loss_scale,
 )
-from keras_freeze.mask import FreezeMask
+from keras_freeze.mask import FreezeMask, check_freeze_rate
 from keras_freeze.model_state import (
     check_model,
     check_not_quantized,
@@ -54,6 +54,7 @@ def freeze(
     overwrite: bool = False,
     loss: Any = None,
     optimizer: Any = None,
+    freeze_rate: float | None = None,
 ) -> FreezeMask:
     """Decides which weights of a model are trained, and hands this mask to its FreezeOptimizer.
 
@@ -65,6 +66,8 @@ def freeze(
     A model with a `train_step` of its own runs this step, and the gradients that it hands to its
     FreezeOptimizers decide; everything is then put back. Several FreezeOptimizers get a mask each.
 
+    `model.summary()` goes on to count all weights as trainable: `report` counts what is trained.
+
     Args:
         model: a compiled model whose optimizer is, or contains, one FreezeOptimizer.
         x, y, sample_weight: arrays, or a structure of arrays, that make up one batch; or `x` is a
@@ -75,16 +78,17 @@ def freeze(
         batch_size: splits arrays into pieces of this size to save memory; the gradient is still
             that of one batch (but each piece has its own statistics in BatchNormalization).
         mask: a mask of one's own, where True is trained: a FreezeMask; a mapping from the paths of
-            variables, biases too, to boolean arrays; or a function that is given each weight
-            variable and returns a boolean array, or None to train all of it. What a mask leaves
-            out is trained. `x` is then only used to build a model that is not built yet.
+            variables, biases too, or the names of layers with one weight, to boolean arrays; or a
+            function that is given each weight variable and returns a boolean array, or None to
+            train all of it. What a mask leaves out is trained. `x` is then only used to build a model that is not built yet.
         overwrite: replaces a mask that exists already.
         loss, optimizer: for a model that is not compiled: one loss (a Keras loss, its name, or a
             function of `y_true` and `y_pred`), and the FreezeOptimizer or an optimizer around it.
             The model's own losses, such as regularisers, are added.
+        freeze_rate: another rate for the model's FreezeOptimizers, from now on. None: theirs.
 
     Returns:
-        The mask; of several FreezeOptimizers that of `model.optimizer`, or else of the first one.
+        The mask; of several FreezeOptimizers all their masks in one, as of `get_mask`.
 
     Raises:
         ValueError: without a FreezeOptimizer; with a mask already and no `overwrite`; for data
@@ -101,13 +105,65 @@ def freeze(
     """
     check_model(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
-    with frozen_variables.overwriting() if overwrite else contextlib.nullcontext():
+    with contextlib.ExitStack() as scopes:
+        if overwrite:
+            scopes.enter_context(frozen_variables.overwriting())
+        if freeze_rate is not None:
+            scopes.enter_context(_at_rate(model, optimizer, mask, freeze_rate))
         if mask is None and loss is None and has_own_train_step(model):
             return _freeze_by_train_step(model, batches, optimizer)
         optimizers = [] if optimizer is not None else freeze_optimizers_of(model)
         if mask is not None and optimizers and not freeze_optimizers_in(optimizer_of(model)):
             return _freeze_by_parts(model, optimizers, mask)
         return _freeze(model, batches, mask, loss, optimizer)
+
+
+def unfreeze(model: keras.Model) -> None:
+    """Trains all weights of a model from now on; they keep the values that they have.
+
+    The FreezeOptimizer stays, with a mask that trains everything and with fresh moments. What was
+    frozen can be frozen again by `freeze(model, ..., overwrite=True)`, and starts from what it has
+    become until then.
+
+    Args:
+        model: a frozen model.
+
+    Raises:
+        ValueError: if it is not frozen, or has no FreezeOptimizer of its own.
+
+    Example:
+
+    ```python
+    keras_freeze.unfreeze(model)
+    model.fit(x, y)
+    ```
+    """
+    if get_mask(model) is None:
+        raise ValueError(f"The model is not frozen. Received: model={model!r}")
+    freeze(model, mask=lambda variable: None, overwrite=True)
+
+
+@contextlib.contextmanager
+def _at_rate(
+    model: keras.Model, optimizer: Any, mask: MaskLike | None, freeze_rate: float
+) -> Iterator[None]:
+    """Gives a model's FreezeOptimizers another rate, which they keep unless freezing fails."""
+    rate = check_freeze_rate(freeze_rate)
+    if mask is not None:
+        raise ValueError(
+            "Arguments `freeze_rate` and `mask` exclude each other: a mask has its own rate. "
+            f"Received: freeze_rate={freeze_rate!r} and a mask"
+        )
+    optimizers = [*freeze_optimizers_of(model), *freeze_optimizers_in(optimizer)]
+    before = [(one, one.freeze_rate) for one in optimizers]
+    try:
+        for one in optimizers:
+            one.__dict__["freeze_rate"] = rate  # past the check that refuses to change it
+        yield
+    except BaseException:
+        for one, rate_before in before:
+            one.__dict__["freeze_rate"] = rate_before
+        raise
 
 
 def _freeze(

@@ -424,6 +424,8 @@ class FreezeMask:
         matches = [entry for entry in self._entries if entry.path == key]
         if not matches:
             matches = [entry for entry in self._entries if entry.path.endswith(f"/{key}")]
+        if not matches:  # a layer's name, for its only weight
+            matches = [entry for entry in self._entries if f"/{key}/" in f"/{entry.path}"]
         if not matches:
             shown = ", ".join(repr(path) for path in self.paths[:12]) or "none"
             more = f", ... ({len(self)} in all)" if len(self) > 12 else ""

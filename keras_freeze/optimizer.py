@@ -11,7 +11,8 @@ from keras import ops
 
 from keras_freeze import backend, frozen_variables, saliency
 from keras_freeze.layer_initializers import model_in_use, models_in_use, starts_of
-from keras_freeze.mask import FreezeMask, MaskEntry, check_freeze_rate
+from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.optimizer_settings import CHECKS, check_decay
 from keras_freeze.optimizer_state import (
     State,
     check_origin,
@@ -24,9 +25,9 @@ from keras_freeze.optimizer_state import (
     to_bytes,
     write_state,
 )
-from keras_freeze.parameters import Parameter, classify, normalize_exclude, path_of, shorten
+from keras_freeze.parameters import Parameter, classify, path_of, shorten
 from keras_freeze.recording import active_recorder
-from keras_freeze.saliency import Criterion, check_criterion
+from keras_freeze.saliency import Criterion
 from keras_freeze.settings import Settings
 from keras_freeze.starts import Start
 from keras_freeze.updates import (
@@ -38,8 +39,6 @@ from keras_freeze.updates import (
     unbuild,
     with_parts,
 )
-
-FROZEN_WEIGHTS = ("keep", "decay", "zero")
 
 # Optimizers that treat every coordinate alike, so that training a vector of the trained entries
 # is the same as training the whole variable with a masked gradient. Exact classes: a subclass may
@@ -137,12 +136,13 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         inner_optimizer = _check_inner(inner_optimizer)
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
-        self.freeze_rate = check_freeze_rate(freeze_rate)
-        self.criterion = check_criterion(criterion)
-        self.l2 = _check_l2(l2)
-        self.frozen_weights = _check_frozen_weights(frozen_weights, self.l2, inner_optimizer)
-        self.exclude = normalize_exclude(exclude)
-        self.seed = check_seed(seed)
+        self.freeze_rate = freeze_rate
+        self.criterion = criterion
+        self.l2 = l2
+        self.frozen_weights = frozen_weights
+        self.exclude = exclude
+        self.seed = seed
+        check_decay(self.frozen_weights, self.l2, inner_optimizer)
         self._updates: Update | None = None
         # What the next build starts from: a mask from `freeze` or from a file, or, of an optimizer
         # that was made from a configuration, only how many entries of each variable are trained.
@@ -158,6 +158,19 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         self._trace_markers = backend.trace_markers(self._generation)
         # Nor this: it is no part of what TensorFlow saves by itself.
         self.__dict__["_starts"] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checks settings, which cannot be changed any more once a mask may depend on them."""
+        if name in CHECKS:
+            value = CHECKS[name](value)
+            if getattr(self, "built", False) or getattr(self, "_pending", None) is not None:
+                raise ValueError(
+                    f"`{name}` of a FreezeOptimizer cannot be changed once it is built: the mask "
+                    "goes by it. Compile the model with a new FreezeOptimizer, and call "
+                    "`keras_freeze.freeze(model, ..., overwrite=True)` to decide anew. "
+                    f"Received: {name}={value!r}"
+                )
+        super().__setattr__(name, value)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state for the variables that will be updated; called by Keras or `freeze`.
@@ -919,44 +932,3 @@ def _check_inner(inner: Any) -> Any:
             f"Received: inner_optimizer={inner!r}"
         )
     return inner
-
-
-def _check_l2(l2: Any) -> float:
-    if isinstance(l2, bool) or not isinstance(l2, (int, float, np.integer, np.floating)):
-        raise TypeError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
-    if not 0.0 <= float(l2) < float("inf"):
-        raise ValueError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
-    return float(l2)
-
-
-def _check_frozen_weights(frozen_weights: Any, l2: float, inner: Any) -> str:
-    if frozen_weights not in FROZEN_WEIGHTS:
-        raise ValueError(
-            f"Argument `frozen_weights` must be one of {', '.join(map(repr, FROZEN_WEIGHTS))}. "
-            f"Received: frozen_weights={frozen_weights!r}"
-        )
-    if frozen_weights == "decay":
-        if l2 == 0.0:
-            raise ValueError(
-                "frozen_weights='decay' shrinks frozen weights by the coupled weight decay, so "
-                f"that it needs l2 > 0. Received: l2={l2}"
-            )
-        refused = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "weight_decay")
-        used = [name for name in refused if getattr(inner, name)]
-        if backend.keras_class(inner) is not keras.optimizers.SGD or used:
-            raise ValueError(
-                "frozen_weights='decay' needs keras.optimizers.SGD without "
-                f"{', '.join(refused)}: only then do all frozen weights shrink by one factor. "
-                f"Received: inner_optimizer={type(inner).__name__}"
-                + (f" with {', '.join(used)}" if used else "")
-            )
-    return frozen_weights
-
-
-def check_seed(seed: Any) -> int:
-    """A seed of 32 bits, as a Python int."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
-    return int(seed)

@@ -18,7 +18,7 @@ from keras_freeze.layer_initializers import (
     starts_of,
 )
 from keras_freeze.model_state import check_model, freeze_optimizers_of, optimizer_of
-from keras_freeze.optimizer import check_seed
+from keras_freeze.optimizer_settings import check_seed
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
 from keras_freeze.portable_initializers import VarianceScaling, portable_version
 

@@ -25,7 +25,7 @@ from keras_freeze.gradient_flow import gradient_flow
 from keras_freeze.initializers import INITIALIZERS
 from keras_freeze.mask import check_freeze_rate
 from keras_freeze.models import MODELS
-from keras_freeze.optimizer import check_seed
+from keras_freeze.optimizer_settings import check_seed
 from keras_freeze.parameters import WEIGHT, kind_of
 from keras_freeze.report import report
 from keras_freeze.storage import save

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry
-from keras_freeze.parameters import Parameter, shorten
+from keras_freeze.parameters import WEIGHT, Parameter, shorten
 
 MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
 
@@ -59,6 +59,9 @@ def _position_of(path: Any, parameters: list[Parameter]) -> int:
     found = [p.position for p in parameters if p.path == path]
     if not found and isinstance(path, str):
         found = [p.position for p in parameters if p.path.endswith("/" + path)]
+    if not found:  # a layer's name, for its only weight
+        weights = [p for p in parameters if p.kind == WEIGHT]
+        found = [p.position for p in weights if f"/{path}/" in f"/{p.path}"]
     if len(found) != 1:
         problem = "names several variables" if found else "names no trainable variable"
         raise ValueError(
