@@ -80,7 +80,8 @@ def freeze(
         mask: a mask of one's own, where True is trained: a FreezeMask; a mapping from the paths of
             variables, biases too, or the names of layers with one weight, to boolean arrays; or a
             function that is given each weight variable and returns a boolean array, or None to
-            train all of it. What a mask leaves out is trained. `x` is then only used to build a model that is not built yet.
+            train all of it. What a mask leaves out is trained. `x` is then only used to build a
+            model that is not built yet.
         overwrite: replaces a mask that exists already.
         loss, optimizer: for a model that is not compiled: one loss (a Keras loss, its name, or a
             function of `y_true` and `y_pred`), and the FreezeOptimizer or an optimizer around it.

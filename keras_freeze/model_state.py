@@ -44,15 +44,10 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
         if mask is not None and not optimizers[0].built:  # read from a file a moment ago
             return relabel(mask, classify(model.trainable_variables))
         # Its positions are those of the optimizer, also where a layer is no longer trainable.
-        if mask is not None and _is_all_of(mask, model):
+        num_registered = frozen_variables.num_registered(model.trainable_variables)
+        if mask is not None and len(mask) >= num_registered:
             return mask
     return frozen_variables.mask_of(_variables_of(model))
-
-
-def _is_all_of(mask: FreezeMask, model: keras.Model) -> bool:
-    """Whether no variable of a model is frozen outside of a mask."""
-    num_frozen = frozen_variables.num_registered(_variables_of(model))
-    return len(mask) >= num_frozen
 
 
 def _variables_of(model: keras.Model) -> list[Any]:

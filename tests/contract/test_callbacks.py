@@ -240,7 +240,7 @@ def test_network_reinitialized_during_fit_trains_on_from_its_new_start(way):
 
     def reinitialize(model):
         masks.append(kf.get_mask(model))
-        kf.reinitialize(model, seed=4)
+        kf.reinitialize(model, "xavier_normal", seed=4)
 
     anew = AfterFirstEpoch(reinitialize)
     fit(model, X, Y, batch_size=BATCH, epochs=EPOCHS, callbacks=[anew])
