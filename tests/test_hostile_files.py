@@ -506,6 +506,31 @@ def test_very_many_layers_are_refused(path, resolved):
     assert_refused_unseen(path, "more than 5,000 layers", resolved)
 
 
+METRICS_WITH_LISTS = {
+    "AUC": {"num_thresholds": 2_000_000},
+    "PrecisionAtRecall": {"recall": 0.5, "num_thresholds": 2_000_000},
+    "MeanIoU": {"num_classes": 2_000_000},
+}
+
+
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("kind", METRICS_WITH_LISTS)
+def test_metrics_with_very_long_lists_are_refused(kind, count, content, path, resolved):
+    config = {
+        key: max(1, value // count) if key.startswith("num_") else value
+        for key, value in METRICS_WITH_LISTS[kind].items()
+    }
+    metric = {
+        "module": "keras.metrics",
+        "class_name": kind,
+        "config": config,
+        "registered_name": None,
+    }
+    place = ("model", "compile_config", "metrics")
+    write(path, content, changed(content.header, place, [metric] * count))
+    assert_refused_unseen(path, "thresholds and classes", resolved)
+
+
 def test_very_many_calls_are_refused(content, path, resolved):
     (node,) = node_of(content.header, "dropout")
     place = (*layer_named(content.header, "dropout"), "inbound_nodes")

@@ -141,6 +141,9 @@ _MOST_LAYERS = 5_000
 _MOST_CALLS = 20_000
 _DEEPEST = 200
 _LARGEST_WHOLE = 1 << 53
+# For which metrics of Keras make a list as soon as they are made, and the sum of all such lengths.
+_LIST_LENGTHS = ("num_thresholds", "num_classes")
+_LONGEST_LISTS = 1 << 20
 
 
 def check_configuration(config: Any, custom_objects: Mapping[str, Any] | None = None) -> None:
@@ -171,7 +174,7 @@ class _Check:
     def __init__(self, custom_objects: Mapping[str, Any] | None) -> None:
         self._custom_objects = dict(custom_objects or {})
         self._shared: dict[int, tuple[Any, ...]] = {}
-        self._num_layers = self._num_calls = 0
+        self._num_layers = self._num_calls = self._num_listed = 0
 
     def visit(
         self, value: Any, place: Kind, where: str, depth: int, is_label: bool = False
@@ -234,6 +237,17 @@ class _Check:
             if self._num_layers > _MOST_LAYERS:
                 raise FreezeFileError(f"its configuration has more than {_MOST_LAYERS:,} layers")
         self._check_contents(value, found is not None, where, depth)
+        if Kind.METRIC in kinds:
+            self._check_lists(value["config"] or {})
+
+    def _check_lists(self, config: Mapping[str, Any]) -> None:
+        lengths = [config.get(key) for key in _LIST_LENGTHS]
+        self._num_listed += sum(max(n, 0) for n in lengths if isinstance(n, int))
+        if self._num_listed > _LONGEST_LISTS:
+            raise FreezeFileError(
+                f"its configuration has metrics of more than {_LONGEST_LISTS:,} thresholds and "
+                "classes"
+            )
 
     def _check_shared(self, value: dict[Any, Any], where: str) -> None:
         """Of objects with one number Keras makes the first only: they have to be of one class."""
