@@ -290,16 +290,41 @@ def _freeze_by_parts(
             )
     _check_not_frozen(model, optimizers, model.trainable_variables, mask)
     whole = mask_from(mask, classify(model.trainable_variables))
-    for optimizer in optimizers:
-        variables = list(optimizer._trainable_variables)
-        found = {position: whole.find(variable) for position, variable in enumerate(variables)}
-        entries = {position: entry for position, entry in found.items() if entry is not None}
-        own = [replace(entry, position=position) for position, entry in entries.items()]
-        part = FreezeMask(own, [variables[position] for position in entries])
-        own_mask = mask_from(part, classify(variables, optimizer.exclude))
-        _set_mask(model, optimizer, own_mask, variables)
+    _check_all_in_training(whole, model, optimizers)
+    masks = [(optimizer, _part_of(whole, optimizer)) for optimizer in optimizers]
+    for optimizer, part in masks:  # which all are right
+        _set_mask(model, optimizer, part, list(optimizer._trainable_variables))
+        frozen_variables.remember_model(optimizer, model)
     _trace_again(model)
     return whole
+
+
+def _part_of(whole: FreezeMask, optimizer: FreezeOptimizer) -> FreezeMask:
+    """What a mask says of the variables of a FreezeOptimizer, at their places in it."""
+    variables = list(optimizer._trainable_variables)
+    found = {position: whole.find(variable) for position, variable in enumerate(variables)}
+    entries = {position: entry for position, entry in found.items() if entry is not None}
+    own = [replace(entry, position=position) for position, entry in entries.items()]
+    part = FreezeMask(own, [variables[position] for position in entries])
+    return mask_from(part, classify(variables, optimizer.exclude))
+
+
+def _check_all_in_training(
+    mask: FreezeMask, model: keras.Model, optimizers: Sequence[FreezeOptimizer]
+) -> None:
+    """Refuses a mask that freezes what another optimizer would go on to train."""
+    trained = {id(v) for optimizer in optimizers for v in optimizer._trainable_variables}
+    loose = [
+        entry.path
+        for entry in mask.entries
+        if not entry.trained.all() and id(model.trainable_variables[entry.position]) not in trained
+    ]
+    if loose:
+        raise ValueError(
+            f"Argument `mask` freezes entries of {shorten(loose)}, which no FreezeOptimizer of the "
+            "model trains: another optimizer would go on to change them. Leave them out of the "
+            "mask, or train them with a FreezeOptimizer."
+        )
 
 
 def _check_not_frozen(

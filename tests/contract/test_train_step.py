@@ -353,6 +353,50 @@ def test_both_networks_of_a_gan_keep_what_is_frozen():
         assert_trained_moved(variables, mask, old)
 
 
+def build_optimizers(model):
+    model.d_optimizer.build(model.critic.trainable_variables)
+    model.g_optimizer.build(model.generator.trainable_variables)
+
+
+def test_one_mask_for_two_optimizers_is_told_to_both():
+    model = gan()
+    build_optimizers(model)
+    mask = kf.freeze(model, mask=lambda v: np.arange(v.shape[0] * v.shape[1]).reshape(v.shape) < 5)
+    assert kf.get_mask(model) == mask
+    variables = model.trainable_variables
+    before = values_of(variables)
+    model.run(ops.convert_to_tensor(blobs()[0]))
+    assert_frozen_bits_kept(variables, mask, before)
+    assert_trained_moved(variables, mask, before)
+
+
+def test_a_mask_of_weights_that_another_optimizer_trains_is_an_error():
+    model = gan(g_optimizer=keras.optimizers.SGD(0.1))
+    build_optimizers(model)
+    frozen = {
+        v.path: np.zeros(v.shape, bool)
+        for v in model.trainable_variables
+        if is_weight(v)  # of both networks
+    }
+    with pytest.raises(ValueError, match=r"freezes.*generator.*no FreezeOptimizer"):
+        kf.freeze(model, mask=frozen)
+    assert kf.get_mask(model) is None
+    of_critic = {path: array for path, array in frozen.items() if path.startswith("critic")}
+    kf.freeze(model, mask=of_critic)
+    assert model.d_optimizer.mask.num_trained == 0
+
+
+@pytest.mark.parametrize("excluding", ["d_optimizer", "g_optimizer"])
+def test_a_mask_that_one_of_two_optimizers_refuses_changes_neither(excluding):
+    network = {"d_optimizer": "critic", "g_optimizer": "generator"}[excluding]
+    model = gan(**{excluding: freezing(exclude=[network])})
+    build_optimizers(model)
+    with pytest.raises(ValueError, match="`exclude` says"):
+        kf.freeze(model, mask=lambda v: np.zeros(v.shape, bool))
+    assert model.d_optimizer.mask is None
+    assert model.g_optimizer.mask is None
+
+
 def test_a_plain_optimizer_beside_is_put_back_to_what_it_was():
     plain = keras.optimizers.Adam(0.1)
     model = gan(g_optimizer=plain)
