@@ -38,6 +38,7 @@ from keras_freeze.model_state import (
 from keras_freeze.optimizer import FreezeOptimizer
 from keras_freeze.parameters import WEIGHT, Parameter, classify, frozen_candidates, shorten
 from keras_freeze.recording import Record
+from keras_freeze.threads import check_not_trained_elsewhere
 from keras_freeze.train_step import has_own_train_step, recorded_gradients
 from keras_freeze.user_masks import MaskLike, mask_from
 
@@ -94,8 +95,11 @@ def freeze(
     Raises:
         ValueError: without a FreezeOptimizer; with a mask already and no `overwrite`; for data
             that are empty, of a wrong shape, or whose loss or gradients are not finite; for a mask
-            with wrong paths, shapes or dtypes. The model and its optimizer are then unchanged.
+            with wrong paths, shapes or dtypes; for data where several processes train together,
+            each of which would choose other weights. The model and its optimizer are then
+            unchanged.
         TypeError: for arguments of a wrong type.
+        RuntimeError: while another thread trains the model; it is then unchanged, too.
 
     Example:
 
@@ -105,7 +109,10 @@ def freeze(
     ```
     """
     check_model(model)
+    check_not_trained_elsewhere(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
+    if mask is None:
+        saliency.check_one_process()
     with contextlib.ExitStack() as scopes:
         if overwrite:
             scopes.enter_context(frozen_variables.overwriting())
@@ -131,6 +138,7 @@ def unfreeze(model: keras.Model) -> None:
 
     Raises:
         ValueError: if it is not frozen, or has no FreezeOptimizer of its own.
+        RuntimeError: while another thread trains the model.
 
     Example:
 
@@ -139,6 +147,8 @@ def unfreeze(model: keras.Model) -> None:
     model.fit(x, y)
     ```
     """
+    check_model(model)
+    check_not_trained_elsewhere(model)
     if get_mask(model) is None:
         raise ValueError(f"The model is not frozen. Received: model={model!r}")
     freeze(model, mask=lambda variable: None, overwrite=True)
@@ -204,6 +214,7 @@ def _set_mask(
     model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, variables: list[Any]
 ) -> None:
     """Hands over a mask, with what its variables were drawn from."""
+    check_not_trained_elsewhere(model)  # again: the passes over the data may have taken long
     parameters = classify(variables, optimizer.exclude)
     masked = [parameters[entry.position] for entry in mask.entries]
     optimizer.set_mask(mask, variables, starts_of(model, masked, optimizer.starts))
@@ -457,7 +468,10 @@ def prune(model: keras.Model) -> None:
 
     Raises:
         ValueError: if the model is not frozen.
+        RuntimeError: while another thread trains the model.
     """
+    check_model(model)
+    check_not_trained_elsewhere(model)
     mask = get_mask(model)
     if mask is None:
         freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not

@@ -30,6 +30,7 @@ from keras_freeze.recording import active_recorder
 from keras_freeze.saliency import Criterion
 from keras_freeze.settings import Settings
 from keras_freeze.starts import Start
+from keras_freeze.threads import exclusive
 from keras_freeze.updates import (
     CompactUpdate,
     FullShapeUpdate,
@@ -340,19 +341,21 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             variables: the variables that the mask's positions mean.
             starts: what those of the mask were drawn from, where that is known.
         """
-        self._rebuild(State(mask, compact=self.suits_compact(mask)), variables)
-        self.set_starts(starts or {})
-        if self.frozen_weights == "zero":
-            self.zero_frozen_weights()
+        with exclusive(self):
+            self._rebuild(State(mask, compact=self.suits_compact(mask)), variables)
+            self.set_starts(starts or {})
+            if self.frozen_weights == "zero":
+                self.zero_frozen_weights()
 
     def reset(self) -> None:
         """Starts the inner optimizer anew, with zero iterations and the same mask."""
-        mask = self.mask
-        if self.built:
-            state = None if mask is None else State(mask, compact=self.suits_compact(mask))
-            self._rebuild(state, self._trainable_variables)
-        for optimizer in with_parts(self.inner_optimizer):
-            optimizer._iterations.assign(0)
+        with exclusive(self):
+            mask = self.mask
+            if self.built:
+                state = None if mask is None else State(mask, compact=self.suits_compact(mask))
+                self._rebuild(state, self._trainable_variables)
+            for optimizer in with_parts(self.inner_optimizer):
+                optimizer._iterations.assign(0)
 
     @property
     def starts(self) -> Mapping[int, Start]:
@@ -442,11 +445,15 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             trainable_variables: their variables; those the optimizer was built with if None.
 
         Raises:
-            ValueError: for unknown variables, or if there is no mask and a gradient is not finite.
+            ValueError: for unknown variables; if there is no mask and a gradient is not finite, or
+                several processes would each decide one.
         """
         grads = list(grads)
-        if not grads:
-            return
+        if grads:
+            with exclusive(self):
+                self._apply(grads, trainable_variables)
+
+    def _apply(self, grads: list[Any], trainable_variables: Sequence[Any] | None) -> None:
         recorder = active_recorder()
         if recorder is not None:
             recorder.record(self, grads, trainable_variables)
@@ -798,6 +805,10 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: if the state belongs to a network with other variables.
         """
+        with exclusive(self):
+            self._restore(state)
+
+    def _restore(self, state: State) -> None:
         updates = self._updates
         if updates is None:
             self._pending = state

@@ -21,6 +21,7 @@ from keras_freeze.model_state import check_model, freeze_optimizers_of, optimize
 from keras_freeze.optimizer_settings import check_seed
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
 from keras_freeze.portable_initializers import VarianceScaling, portable_version
+from keras_freeze.threads import check_not_trained_elsewhere
 
 # Other parameters than weights, a random bias for instance, have streams from here on.
 _OTHER_STREAMS = 1 << 31
@@ -52,6 +53,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
         ValueError: for a model that is not built, an initializer or seed that do not exist, or
             weights of a layer that does not keep its initializer. The model is then unchanged.
         TypeError: for arguments of a wrong type.
+        RuntimeError: while another thread trains the model.
 
     Example:
 
@@ -61,6 +63,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
     ```
     """
     check_model(model)
+    check_not_trained_elsewhere(model)
     check_seed(seed)
     weights = [v for v in model.trainable_variables if kind_of(v) == WEIGHT]
     if not weights:

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_freeze import backend
+
 RANDOM = "random"
 GRASP = "grasp"
 
@@ -193,6 +195,23 @@ def warn_of_zero_scores(stacklevel: int = 2) -> None:
         "sample weights and the weights themselves.",
         stacklevel=stacklevel + 1,
     )
+
+
+def check_one_process() -> None:
+    """Refuses to decide a mask in one of several processes that train together.
+
+    Raises:
+        ValueError: if there are several, each of which would choose by its own batch.
+    """
+    count = backend.num_processes()
+    if count > 1:
+        raise ValueError(
+            "Each of several processes that train together would decide by its own batch, so that "
+            "their masks would differ. Decide in a program of one process and save the mask there, "
+            "`keras_freeze.freeze(model, x, y).save(path)`; then give it to all processes, "
+            "`keras_freeze.freeze(model, mask=keras_freeze.FreezeMask.load(path))`. "
+            f"Received: {count} processes"
+        )
 
 
 def first_of_each_class(

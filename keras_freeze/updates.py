@@ -384,6 +384,8 @@ class FullShapeUpdate(Update):
             position: _variable(trained, "bool", f"mask_{position}")
             for position, trained in self._initial_masks(mask, freeze_rate).items()
         }
+        # Whether a mask came from elsewhere: while JAX traces a step, the variables do not tell.
+        self._is_given = mask is not None
         if mask is not None:
             self.num_rescued = mask.num_rescued
         self._build_inner([p.variable for p in parameters])
@@ -430,6 +432,7 @@ class FullShapeUpdate(Update):
         for entry in mask.entries:
             self._masks[entry.position].assign(entry.trained)
         self.num_rescued = mask.num_rescued
+        self._is_given = True
         self.found = False
         self._decided.assign(True)
 
@@ -468,6 +471,8 @@ class FullShapeUpdate(Update):
 
     def _decide(self, step: Step) -> None:
         """Finds the mask from the weights and gradients of this batch (the paper's algorithm 1)."""
+        if not self._is_given:
+            saliency.check_one_process()
         if self._criterion == saliency.RANDOM:
             self._adopt({position: mask.value for position, mask in self._masks.items()}, True)
             return

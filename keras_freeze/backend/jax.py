@@ -27,6 +27,11 @@ def is_out_of_memory(error: Any) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
+def num_processes() -> int:
+    """How many processes train together, each with its own part of the data."""
+    return int(jax.process_count())
+
+
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
     """The dense gradients, None where there is none."""
     return [None if g is None else to_dense(g) for g in gradients]

@@ -26,6 +26,13 @@ def is_out_of_memory(error: Any) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, NotImplementedError, RecursionError))
 
 
+def num_processes() -> int:
+    """How many processes train together, each with its own part of the data."""
+    distributed = torch.distributed
+    is_grouped = distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_world_size()) if is_grouped else 1
+
+
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
     """The dense gradients, None where there is none."""
     return [None if g is None else to_dense(g) for g in gradients]
