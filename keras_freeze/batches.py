@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_freeze import backend
+
 _DEFAULT_BATCH_SIZE = 32  # as in `fit`
 _INFINITE_CARDINALITY = -1  # TensorFlow's
 
@@ -35,10 +37,7 @@ class Batches:
     def __init__(
         self, x: Any, y: Any, sample_weight: Any, steps: int, batch_size: int | None
     ) -> None:
-        if x is None or isinstance(x, str):
-            raise TypeError(
-                f"Argument `x` must be arrays or a dataset of batches. Received: x={x!r}"
-            )
+        _check_data(x)
         _check_positive("steps", steps)
         if batch_size is not None:
             _check_positive("batch_size", batch_size)
@@ -51,7 +50,7 @@ class Batches:
                     "Arrays are one batch; `steps` is for datasets. Received: "
                     f"steps={steps} with arrays."
                 )
-            pieces = _array_batches(x, y, sample_weight, batch_size)
+            pieces = _pieces(_arrays(x, y, sample_weight), batch_size)
             self.items = [
                 (keras.utils.pack_x_y_sample_weight(*parts), weight) for *parts, weight in pieces
             ]
@@ -80,12 +79,13 @@ class Passes:
         self._steps = steps
         if steps is not None:
             _check_positive("steps", steps)
-        if not _is_dataset(x) or isinstance(x, str):  # which `Batches` refuses
-            ((*arrays, _),) = Batches(x, y, sample_weight, 1, None)
+        _check_data(x)
+        if not _is_dataset(x):
+            arrays = _arrays(x, y, sample_weight)
             if batch_size is None:
                 batch_size = _DEFAULT_BATCH_SIZE
             _check_positive("batch_size", batch_size)
-            self._make_pass = functools.partial(_cut, tuple(arrays), batch_size)
+            self._make_pass = functools.partial(_cut, arrays, batch_size)
             return
         _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
         if steps is None and _is_endless(x):
@@ -100,6 +100,11 @@ class Passes:
 def length_of(data: Any) -> int:
     """How many samples a batch, or arrays, hold."""
     return int(tree.flatten(data)[0].shape[0])
+
+
+def _check_data(x: Any) -> None:
+    if x is None or isinstance(x, str):
+        raise TypeError(f"Argument `x` must be arrays or a dataset of batches. Received: x={x!r}")
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -166,11 +171,13 @@ def _first(batches: Iterable[Any], steps: int) -> Iterator[Any]:
 def _cut(arrays: Any, batch_size: int) -> Iterator[Any]:
     """Arrays of one length in pieces."""
     for start in range(0, length_of(arrays), batch_size):
-        yield tree.map_structure(functools.partial(_take, slice(start, start + batch_size)), arrays)
+        rows = slice(start, start + batch_size)
+        yield tree.map_structure(lambda array, rows=rows: _tensor(_take(rows, array)), arrays)
 
 
-def _array_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -> list[Batch]:
-    data = tuple(_tensors(part) for part in (x, y, sample_weight))
+def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Arrays of one length, ready to be cut: scipy's sparse ones, which backends cannot cut."""
+    data = tuple(tree.map_structure(_array, part) for part in (x, y, sample_weight))
     sizes = sorted(
         {int(a.shape[0]) if len(a.shape) else 0 for a in tree.flatten(data) if a is not None}
     )
@@ -180,26 +187,45 @@ def _array_batches(x: Any, y: Any, sample_weight: Any, batch_size: int | None) -
             "list or a dict is a structure of arrays, so use np.asarray for a list of numbers. "
             f"Received: arrays of length {' and '.join(map(str, sizes))}."
         )
-    size = sizes[0]
-    if batch_size is None:
-        return [(*data, 1.0)]
-    return [(*piece, length_of(piece) / size) for piece in _cut(data, batch_size)]
+    return data
+
+
+def _pieces(data: tuple[Any, Any, Any], batch_size: int | None) -> list[Batch]:
+    size = length_of(data)
+    return [(*piece, length_of(piece) / size) for piece in _cut(data, batch_size or size)]
 
 
 def _take(rows: slice, array: Any) -> Any:
-    return None if array is None else array[rows]
+    if array is None or length_of(array) <= rows.stop - rows.start:
+        return array
+    return array[rows] if _is_scipy(array) else backend.rows(array, rows)
 
 
 def _tensors(data: Any) -> Any:
-    """Arrays as tensors of the dtypes that `fit` gives them."""
+    """Arrays as tensors of the dtypes that `fit` gives them, sparse where `fit` gives those."""
+    return tree.map_structure(lambda value: _tensor(_array(value)), data)
 
-    def convert(value: Any) -> Any:
-        if value is None:
-            return value
-        if not ops.is_tensor(value):
-            value = np.asarray(value)
-            if np.issubdtype(value.dtype, np.floating):
-                value = value.astype(keras.config.floatx())
-        return ops.convert_to_tensor(value)
 
-    return tree.map_structure(convert, data)
+def _array(value: Any) -> Any:
+    """A tensor, or a matrix of scipy's that is easily cut."""
+    if value is None:
+        return value
+    is_sparse = _is_scipy(value)
+    if not ops.is_tensor(value):
+        if is_sparse and len(value.shape) != 2:
+            raise ValueError(
+                "Arguments `x` and `y` may be sparse arrays of scipy with two dimensions. "
+                f"Received: a {type(value).__name__} of shape {value.shape}"
+            )
+        value = value.tocsr() if is_sparse else np.asarray(value)
+        if np.issubdtype(value.dtype, np.floating):
+            value = value.astype(keras.config.floatx())
+    return value if is_sparse else ops.convert_to_tensor(value)
+
+
+def _tensor(value: Any) -> Any:
+    return backend.sparse_tensor(value.tocoo()) if _is_scipy(value) else value
+
+
+def _is_scipy(value: Any) -> bool:
+    return type(value).__module__.startswith("scipy.sparse") and hasattr(value, "tocsr")

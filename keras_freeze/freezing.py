@@ -36,7 +36,14 @@ from keras_freeze.model_state import (
     required_optimizer,
 )
 from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.parameters import WEIGHT, Parameter, classify, frozen_candidates, shorten
+from keras_freeze.parameters import (
+    WEIGHT,
+    Parameter,
+    classify,
+    frozen_candidates,
+    shorten,
+    warn_of_unknown,
+)
 from keras_freeze.recording import Record
 from keras_freeze.threads import check_not_trained_elsewhere
 from keras_freeze.train_step import has_own_train_step, recorded_gradients
@@ -80,9 +87,9 @@ def freeze(
             that of one batch (but each piece has its own statistics in BatchNormalization).
         mask: a mask of one's own, where True is trained: a FreezeMask; a mapping from the paths of
             variables, biases too, or the names of layers with one weight, to boolean arrays; or a
-            function that is given each weight variable and returns a boolean array, or None to
-            train all of it. What a mask leaves out is trained. `x` is then only used to build a
-            model that is not built yet.
+            function that is given each weight variable, and each one of a name that no layer of
+            Keras uses, and returns a boolean array, or None to train all of it. What a mask leaves
+            out is trained. `x` is then only used to build a model that is not built yet.
         overwrite: replaces a mask that exists already.
         loss, optimizer: for a model that is not compiled: one loss (a Keras loss, its name, or a
             function of `y_true` and `y_pred`), and the FreezeOptimizer or an optimizer around it.
@@ -100,6 +107,9 @@ def freeze(
             unchanged.
         TypeError: for arguments of a wrong type.
         RuntimeError: while another thread trains the model; it is then unchanged, too.
+
+    Warns where a criterion decides and much of the model has names that no layer of Keras gives to
+    weights: all of that is trained.
 
     Example:
 
@@ -269,6 +279,7 @@ def _recorded_mask(record: Record, variables: list[Any]) -> FreezeMask:
     parameters = classify(variables, optimizer.exclude)
     handed = [p for p in parameters if id(p.variable) in record.gradients]
     candidates = frozen_candidates(handed)
+    _warn_of_unknown(handed, optimizer)
     if saliency.as_grasp(optimizer.criterion) is not None:
         raise ValueError(
             'The criterion "grasp" needs the Hessian of the loss, which a model\'s own '
@@ -353,7 +364,9 @@ def _check_not_frozen(
         return
     raise ValueError(
         "This model is frozen already, and freezing it again would choose other weights from "
-        "trained ones. Pass overwrite=True to do so."
+        "trained ones. Pass overwrite=True to do so. Where the mask may have come with loaded "
+        "weights, as in a trial that Hyperband resumes, call `freeze` only if "
+        "`keras_freeze.get_mask(model) is None`."
     )
 
 
@@ -550,8 +563,14 @@ def _computed_mask(
     scale: float,
 ) -> FreezeMask:
     candidates = frozen_candidates(parameters)
+    _warn_of_unknown(parameters, optimizer)
     scores = _scores(model, candidates, batches, optimizer.criterion, optimizer.seed, loss, scale)
     return _mask_of_scores(candidates, scores, optimizer)
+
+
+def _warn_of_unknown(parameters: list[Parameter], optimizer: FreezeOptimizer) -> None:
+    if optimizer.freeze_rate > 0:
+        warn_of_unknown(parameters, stacklevel=5)
 
 
 def _mask_of_scores(

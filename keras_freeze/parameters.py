@@ -9,6 +9,7 @@ the biases of `MultiHeadAttention` are matrices, the alphas of `PReLU` may be cu
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +38,15 @@ _KIND_BY_NAME = {
     "scale": NORMALIZATION,  # RMSNormalization, Attention, AdditiveAttention
     "concat_score_weight": NORMALIZATION,  # Attention: a scalar factor, despite its name
     "alpha": NORMALIZATION,  # PReLU
-    # Left out on purpose, so unknown and always trained:
-    # - lora_kernel_a, lora_kernel_b, lora_embeddings_a, lora_embeddings_b. Low-rank factors are
-    #   themselves the few trained values beside a fixed kernel, and b starts at zero, where a
-    #   score made of gradient times weight says nothing.
-    # - the scales and histories of float8 layers. They are state that Keras updates by passing
-    #   new values off as gradients.
+}
+
+# Unknown on purpose. Low-rank factors are themselves the few trained values beside a fixed kernel,
+# and b starts at zero, where a score made of gradient times weight says nothing. The scales and
+# histories of float8 layers are state that Keras updates by passing new values off as gradients.
+_NO_WEIGHTS = {
+    *("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b"),
+    *("inputs_scale", "kernel_scale", "outputs_grad_scale"),
+    *("inputs_amax_history", "kernel_amax_history", "outputs_grad_amax_history"),
 }
 
 
@@ -73,6 +77,12 @@ class Parameter:
     def is_frozen_candidate(self) -> bool:
         """Whether entries of this variable may be frozen: a weight that is not excluded."""
         return self.kind == WEIGHT and not self.excluded
+
+    @property
+    def may_be_weight(self) -> bool:
+        """Whether this may be a weight under a name of the user's own: a custom layer's `"w"`."""
+        name = self.path.rsplit("/", 1)[-1]
+        return self.kind == UNKNOWN and not self.excluded and name not in _NO_WEIGHTS
 
 
 def path_of(variable: Any) -> str:
@@ -116,7 +126,8 @@ def kind_of(variable: Any) -> str:
 
     Returns:
         `WEIGHT`, `BIAS`, `NORMALIZATION`, or `UNKNOWN` for a name that no Keras layer gives to
-        one of these (a custom layer's `"w"`, LoRA factors). Unknown variables are never frozen.
+        one of these (a custom layer's `"w"`, LoRA factors). Unknown variables are frozen by a
+        mask of the user's own only.
 
     Example:
         >>> layer = keras.layers.Dense(3)
@@ -216,6 +227,30 @@ def frozen_candidates(parameters: Sequence[Parameter]) -> list[Parameter]:
             f"{shorten([p.path for p in parameters])}."
         )
     return candidates
+
+
+def warn_of_unknown(parameters: Sequence[Parameter], stacklevel: int) -> None:
+    """Warns of arrays of unknown names, with more than 1 % of all parameters, that a rate misses.
+
+    Vectors say nothing: they may be biases or scales.
+    """
+    total = sum(p.size for p in parameters)
+    missed = [
+        p.path
+        for p in parameters
+        if p.may_be_weight
+        and 100 * p.size > total
+        and sum(length > 1 for length in p.variable.shape) > 1
+    ]
+    if missed:
+        warnings.warn(
+            f"The variables {shorten(missed)} have names that no layer of Keras gives to weights, "
+            "so that all of them are trained and the freezing rate is one of the other weights. If "
+            'they are weights, name them "kernel" in `add_weight`, or give `freeze` a mask of your '
+            "own: `mask=` a mapping from paths or a function. If they are none, name them in the "
+            "optimizer's `exclude`.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def shorten(names: Sequence[str], limit: int = 12) -> str:

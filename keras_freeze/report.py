@@ -126,8 +126,10 @@ class Report:
 
     @property
     def unknown_paths(self) -> tuple[str, ...]:
-        """Parameters of layers that this package does not know; they are always trained."""
-        return tuple(row.path for row in self.rows if row.kind == UNKNOWN)
+        """Parameters of unknown names that are trained whole: only one's own mask freezes them."""
+        return tuple(
+            row.path for row in self.rows if row.kind == UNKNOWN and row.num_trained == row.size
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Gives everything in the report as numbers, strings, lists and dicts."""

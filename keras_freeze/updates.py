@@ -18,7 +18,7 @@ from keras import ops
 from keras_freeze import backend, saliency
 from keras_freeze.frozen_variables import Claim, ReadMask
 from keras_freeze.mask import FreezeMask, MaskEntry, num_trained_weights, rescue_index
-from keras_freeze.parameters import Parameter, frozen_candidates
+from keras_freeze.parameters import Parameter, frozen_candidates, warn_of_unknown
 
 # Above so many entries, a copy of a variable takes longer than a few small operations.
 _LARGE = 2**18
@@ -374,6 +374,7 @@ class FullShapeUpdate(Update):
         self._seed = seed
         self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
         self._num_trained = num_trained_weights(freeze_rate, sum(self._candidates.values()))
+        self._warns_of_unknown = freeze_rate > 0
         self._rescued = {
             position: rescue_index(seed, position, size)
             for position, size in self._candidates.items()
@@ -441,6 +442,9 @@ class FullShapeUpdate(Update):
             self._step(step)
             return
         frozen_candidates(self.parameters)  # refuses to decide about nothing
+        if self._warns_of_unknown and not self.is_decided:
+            warn_of_unknown(self.parameters, stacklevel=2)
+        self._warns_of_unknown = False
         gradients = [gradient for gradient, _, _ in step]
 
         def step_with(gradients: list[Any]) -> Step:

@@ -30,9 +30,7 @@ def mask_from(mask: Any, parameters: list[Parameter]) -> FreezeMask:
                 f"Received: mask with the paths {shorten([str(path) for path in mask])}"
             )
     elif callable(mask):
-        candidates = [p for p in parameters if p.is_frozen_candidate]
-        returned = {p.position: (p.path, mask(p.variable)) for p in candidates}
-        chosen = {position: item for position, item in returned.items() if item[1] is not None}
+        chosen = _from_function(mask, parameters)
     else:
         raise TypeError(
             "Argument `mask` must be a FreezeMask, a mapping from paths to boolean arrays, or a "
@@ -53,6 +51,21 @@ def mask_from(mask: Any, parameters: list[Parameter]) -> FreezeMask:
             f"Its trainable variables are {shorten([p.path for p in parameters])}."
         )
     return FreezeMask(entries, [parameters[e.position].variable for e in entries])
+
+
+def _from_function(
+    mask: Callable[[Any], Any], parameters: list[Parameter]
+) -> dict[int, tuple[str, Any]]:
+    """What a function says of weights, and of parameters that may be weights of other names."""
+    chosen = {}
+    for p in parameters:
+        array = mask(p.variable) if p.is_frozen_candidate or p.may_be_weight else None
+        if array is None:
+            continue
+        array = _check_array(p.path, array, p)
+        if p.is_frozen_candidate or not array.all():
+            chosen[p.position] = (p.path, array)
+    return chosen
 
 
 def _position_of(path: Any, parameters: list[Parameter]) -> int:

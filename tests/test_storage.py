@@ -619,7 +619,7 @@ def test_the_command_line_prints_what_is_inside(tmp_path):
     inspection = kf.storage.inspect(path)
     assert printed.strip() == str(inspection)
     assert inspection.total_bytes == os.path.getsize(path)
-    for part in ("q = 0.8", "fingerprint", "mantissas", "xavier_normal, seed 5"):
+    for part in ("q = 0.8", "fingerprint", "mantissas", "variance_scaling", "seed 5"):
         assert part in printed
     damaged = bytearray(path.read_bytes())
     damaged[80] ^= 1

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.experimental import sparse as jsparse
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
 from keras_freeze.backend.without_graphs import *  # noqa: F403
@@ -299,6 +300,16 @@ def keras_class(optimizer: Any) -> type:
 def to_numpy(value: Any) -> np.ndarray:
     """A NumPy copy of a variable or eager tensor."""
     return np.array(_tensor(value))
+
+
+def sparse_tensor(matrix: Any) -> Any:
+    """What `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
+    return jsparse.BCOO.from_scipy_sparse(matrix)
+
+
+def rows(tensor: Any, part: slice) -> Any:
+    """Some rows of a tensor, dense or sparse."""
+    return tensor[part]
 
 
 def keep_gradients(variables: Sequence[Any]) -> list[Any]:

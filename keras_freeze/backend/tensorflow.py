@@ -658,6 +658,19 @@ def to_numpy(value: Any) -> np.ndarray:
     return np.array(tf.convert_to_tensor(tensor_variable(value)).numpy())
 
 
+def sparse_tensor(matrix: Any) -> Any:
+    """What `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
+    return tf.SparseTensor(np.stack([matrix.row, matrix.col], axis=1), matrix.data, matrix.shape)
+
+
+def rows(tensor: Any, part: slice) -> Any:
+    """Some rows of a tensor, dense or sparse."""
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[part]
+    start = [part.start] + [0] * (len(tensor.shape) - 1)
+    return tf.sparse.slice(tensor, start, [part.stop - part.start, *tensor.shape[1:]])
+
+
 def is_plain_variable(value: Any) -> bool:
     """Whether it is a variable of TensorFlow that Keras does not know of."""
     return isinstance(value, tf.Variable)

@@ -205,6 +205,16 @@ def keras_class(optimizer: Any) -> type:
     return kinds[0]
 
 
+def sparse_tensor(matrix: Any) -> Any:
+    """What `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
+    return keras.ops.convert_to_tensor(matrix.toarray())
+
+
+def rows(tensor: Any, part: slice) -> Any:
+    """Some rows of a tensor."""
+    return tensor[part]
+
+
 def to_numpy(value: Any) -> np.ndarray:
     """A NumPy copy of a variable or eager tensor."""
     tensor = _tensor(value)

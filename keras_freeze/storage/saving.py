@@ -29,7 +29,7 @@ from keras_freeze.model_state import (
     optimizer_of,
 )
 from keras_freeze.optimizer_state import State
-from keras_freeze.parameters import path_of, shorten
+from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
 from keras_freeze.settings import Settings
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
 from keras_freeze.storage.allowed import check_configuration
@@ -91,7 +91,7 @@ def save(
         include_optimizer: whether training on from the file is to be the same as training on from
             the model. Otherwise its optimizer starts with fresh moments.
         include_frozen: whether frozen weights that come from no base and no portable seed are put
-            into the file.
+            into the file. Biases and normalization parameters are in any case.
 
     Raises:
         ValueError: if frozen weights come from nowhere; the message names the variable and what to
@@ -377,7 +377,11 @@ def _check_explained(plans: Sequence[_Plan]) -> None:
     lost = [
         plan
         for plan in plans
-        if plan.entry is not None and plan.source is None and plan.sourced.any()
+        if plan.entry is not None
+        and plan.source is None
+        and plan.sourced.any()
+        # Biases and the like, such as an LSTM's of zeros and ones, are few values: they are stored.
+        and kind_of(plan.variable) not in (BIAS, NORMALIZATION)
     ]
     elsewhere = [plan for plan in lost if plan.start is not None and not _gives(plan.start, plan)]
     if elsewhere:
