@@ -131,7 +131,8 @@ def freeze(
         if mask is None and loss is None and has_own_train_step(model):
             return _freeze_by_train_step(model, batches, optimizer)
         optimizers = [] if optimizer is not None else freeze_optimizers_of(model)
-        if mask is not None and optimizers and not freeze_optimizers_in(optimizer_of(model)):
+        own_names = [o for o in optimizers if o not in freeze_optimizers_in(optimizer_of(model))]
+        if mask is not None and own_names:
             return _freeze_by_parts(model, optimizers, mask)
         return _freeze(model, batches, mask, loss, optimizer)
 

@@ -47,7 +47,7 @@ def held_by(model: Any) -> list[Any]:
         seen.add(id(one))
         if isinstance(one, _CONTAINERS):
             waiting.extend(one.values() if isinstance(one, dict) else one)
-        elif _is_variable(one) or _generator_state(one) is not None:
+        elif _is_variable(one) or _is_array(one) or _generator_state(one) is not None:
             found[id(one)] = one
         elif _is_holder(one):
             found[id(one)] = one
@@ -71,6 +71,30 @@ def _is_variable(one: Any) -> bool:
 def variables_among(objects: Iterable[Any]) -> list[Any]:
     """The variables, Keras's and the backend's, among the objects that `held_by` gives."""
     return [one for one in objects if _is_variable(one)]
+
+
+def _is_array(one: Any) -> bool:
+    """Whether it is an array that a step may change in place."""
+    if isinstance(one, np.ndarray):
+        return bool(one.flags.writeable)
+    return backend.is_mutable_tensor(one)
+
+
+class KeptArrays:
+    """What arrays contain that belong to no variable, such as buffers on PyTorch."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        arrays = [one for one in objects if _is_array(one)]
+        self._contents = [
+            (a, a.copy() if isinstance(a, np.ndarray) else backend.read(a)) for a in arrays
+        ]
+
+    def put_back(self) -> None:
+        for array, content in self._contents:
+            if isinstance(array, np.ndarray):
+                np.copyto(array, content)
+            else:
+                backend.refill(array, content)
 
 
 class KeptValues:
@@ -190,11 +214,13 @@ class KeptState:
     def __init__(self, model: keras.Model) -> None:
         objects = held_by(model)
         self._attributes = KeptAttributes(objects)
+        self._arrays = KeptArrays(objects)
         self._values = KeptValues(variables_among(objects))
         self._random_state = KeptRandomState(objects)
 
     def put_back(self) -> None:
         self._attributes.put_back()
+        self._arrays.put_back()
         self._values.put_back()
         self._random_state.put_back()
 

@@ -158,6 +158,16 @@ def _tensor(value: Any) -> Any:
     return value.value if isinstance(value, keras.Variable) else value
 
 
+def is_mutable_tensor(value: Any) -> bool:
+    """Whether it is a tensor, of no variable, that can be changed in place: never here."""
+    return False
+
+
+def refill(tensor: Any, content: Any) -> None:
+    """Gives such a tensor other values."""
+    raise NotImplementedError
+
+
 def read(variable: Any) -> Any:
     """The variable's value now, which later assignments do not change."""
     # A copy: `fit` hands the arrays of variables over to JAX, which may overwrite them.

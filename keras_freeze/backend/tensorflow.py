@@ -671,6 +671,16 @@ def rows(tensor: Any, part: slice) -> Any:
     return tf.sparse.slice(tensor, start, [part.stop - part.start, *tensor.shape[1:]])
 
 
+def is_mutable_tensor(value: Any) -> bool:
+    """Whether it is a tensor, of no variable, that can be changed in place: never here."""
+    return False
+
+
+def refill(tensor: Any, content: Any) -> None:
+    """Gives such a tensor other values."""
+    raise NotImplementedError
+
+
 def is_plain_variable(value: Any) -> bool:
     """Whether it is a variable of TensorFlow that Keras does not know of."""
     return isinstance(value, tf.Variable)

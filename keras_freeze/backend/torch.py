@@ -123,6 +123,17 @@ def _tensor(value: Any) -> Any:
     return value.value if isinstance(value, keras.Variable) else value
 
 
+def is_mutable_tensor(value: Any) -> bool:
+    """Whether it is a tensor, of no variable, that can be changed in place: a buffer, say."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
+def refill(tensor: Any, content: Any) -> None:
+    """Gives such a tensor other values."""
+    with torch.no_grad():
+        tensor.copy_(content)
+
+
 def read(variable: Any) -> Any:
     """The variable's value now, which later assignments do not change."""
     return _tensor(variable).detach().clone()

@@ -644,3 +644,39 @@ def test_a_first_batch_whose_scores_are_zero_warns(run_eagerly):
     with pytest.warns(UserWarning, match="All scores are zero"):
         model.fit(x, x[:, :3], sample_weight=np.zeros(len(x)), verbose=0)
     assert 18 <= kf.get_mask(model).num_trained <= 20  # with one in a layer left empty
+
+
+class Remembers(keras.Model):
+    """A model that keeps numbers of its own in arrays, which its step changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.dense.build((None, 6))
+        self.counts = np.zeros(3)
+        self.nested = {"seen": [np.zeros(2)]}
+        if keras.backend.backend() == "torch":
+            import torch
+
+            self.register_buffer("total", torch.zeros(2))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, *args):
+        self.counts += 1
+        self.nested["seen"][0][:] = 7
+        if keras.backend.backend() == "torch":
+            self.total += 1
+        return super().train_step(*args)
+
+
+def test_arrays_that_a_step_changes_in_place_are_put_back():
+    model = Remembers()
+    model.compile(kf.FreezeOptimizer("sgd", 0.75), crossentropy())
+    x, y = blobs()
+    kf.freeze(model, x, y)
+    assert not model.counts.any()
+    assert not model.nested["seen"][0].any()
+    if keras.backend.backend() == "torch":
+        assert not model.total.any()
