@@ -20,6 +20,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(inspect(arguments.file))
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        sys.stderr.close()
     except (OSError, ValueError) as error:
         sys.exit(f"keras_freeze: error: {error}")
 

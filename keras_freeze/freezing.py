@@ -32,6 +32,7 @@ from keras_freeze.model_state import (
     is_built,
     optimizer_in_training,
     optimizer_of,
+    optimizers_in_force,
     remember_loop,
     required_optimizer,
 )
@@ -119,6 +120,10 @@ def freeze(
     ```
     """
     check_model(model)
+    if not isinstance(overwrite, bool):
+        raise TypeError(
+            f"Argument `overwrite` must be True or False. Received: overwrite={overwrite!r}"
+        )
     check_not_trained_elsewhere(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
     if mask is None:
@@ -491,7 +496,7 @@ def prune(model: keras.Model) -> None:
         freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
         return
     check_not_quantized(model)
-    for optimizer in freeze_optimizers_of(model):
+    for optimizer in optimizers_in_force(model):
         if optimizer.mask is not None:
             optimizer.zero_frozen_weights()
     for variable in model.variables:  # what an optimizer of another model has frozen

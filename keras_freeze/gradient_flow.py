@@ -152,8 +152,9 @@ class FlowMeter:
         sizes, flows = zip(*((b.size, b.flow) for b in self.batch_flows(data)), strict=True)
         if not np.isfinite(flows).all():
             return FlowStatistics(math.nan, math.nan)
-        mean = np.average(flows, weights=sizes)
-        variance = np.average((np.asarray(flows) - mean) ** 2, weights=sizes)
+        shares = np.asarray(sizes) / np.sum(sizes)  # of one batch exactly 1
+        mean = np.dot(shares, flows)
+        variance = np.dot(shares, (np.asarray(flows) - mean) ** 2)
         return FlowStatistics(float(mean), math.sqrt(variance))
 
     def batch_flows(self, data: Iterable[Any]) -> Generator[BatchFlow, None, None]:

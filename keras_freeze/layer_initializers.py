@@ -99,8 +99,10 @@ def source_of(layer: Any, attribute: str) -> Source | None:
         config["seed"] = _drawn_seed(initializer)
         if config["seed"] is None:
             return None
-    initializer = type(initializer).from_config(config)
-    return Source(INITIALIZER, config=keras.initializers.serialize(initializer))
+    described = keras.initializers.serialize(type(initializer).from_config(config))
+    if isinstance(initializer, keras.initializers.Identity):  # whose config leaves its gain out
+        described["config"] = {"gain": initializer.gain}
+    return Source(INITIALIZER, config=described)
 
 
 def initializer_of(source: Source) -> keras.initializers.Initializer:
@@ -204,8 +206,9 @@ def models_in_use() -> Iterator[keras.Model]:
     frame = sys._getframe(1)
     while frame is not None:
         for value in list(frame.f_locals.values()):
-            if isinstance(value, keras.Model):
-                yield value
+            # What `tf.train.Checkpoint` restores is an attribute of its.
+            values = vars(value).values() if type(value).__name__ == "Checkpoint" else ()
+            yield from (one for one in (value, *values) if isinstance(one, keras.Model))
         frame = frame.f_back  # type: ignore[assignment]
 
 

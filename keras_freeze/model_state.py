@@ -117,6 +117,11 @@ def check_not_quantized(model: keras.Model) -> None:
         )
 
 
+def optimizers_in_force(model: keras.Model) -> list[FreezeOptimizer]:
+    """Those FreezeOptimizers of a model whose mask no other one has overruled."""
+    return [o for o in freeze_optimizers_of(model) if not frozen_variables.is_overruled(o)]
+
+
 def optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
     """The FreezeOptimizer that gets a model's gradients: of `fit`, or of a loop of one's own."""
     compiled = getattr(model, "optimizer", None)

@@ -200,12 +200,12 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             keras.name_scope(self.name),
         ):
             self._updates = self._make_updates(parameters)
-            if self._updates.found and self._updates.mask is None:  # the first batch will decide
-                candidates = [p for p in parameters if p.is_frozen_candidate]
-                model = model_in_use([p.variable for p in candidates])
-                if model is not None:
+            candidates = [p for p in parameters if p.is_frozen_candidate]
+            model = model_in_use([p.variable for p in candidates])
+            if model is not None:
+                frozen_variables.remember_model(self, model)
+                if self._updates.found and self._updates.mask is None:  # the first batch decides
                     self.__dict__["_starts"] = starts_of(model, candidates)
-                    frozen_variables.remember_model(self, model)
             super().build(list(variables))
             self._pending = None
             self._register()
@@ -700,6 +700,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             is_deferred: whether these variables are loaded even if they are created later.
         """
         state = read_state(store)
+        self._check_settings(state)
         is_loaded = self.built or is_deferred
         if self.built and self._is_from_config and not has_these_variables(store, self._parameters):
             self._load_what_fits(store)
@@ -715,6 +716,16 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
         self.restore(state)
         if not self.built:
             self._register_pending(state)
+
+    def _check_settings(self, state: State) -> None:
+        saved = state.settings
+        if state.mask is not None and saved is not None and not saved.agrees_with(self.settings):
+            raise ValueError(
+                f"The mask that is loaded was decided with {saved}. Compile the model with a "
+                "FreezeOptimizer of the same settings, or let `keras_freeze.freeze(model, ...)` "
+                "decide anew once the weights are loaded. Received: a FreezeOptimizer with "
+                f"{self.settings}"
+            )
 
     def _register_pending(self, state: State) -> None:
         """Says what a state freezes that waits for its optimizer, where the model is at hand.
@@ -797,7 +808,7 @@ class FreezeOptimizer(keras.optimizers.Optimizer):
             return replace(pending, starts=self.starts)
         scale = None if updates.decay_scale is None else backend.to_numpy(updates.decay_scale)
         is_compact = isinstance(updates, CompactUpdate)
-        return State(updates.mask, is_compact, scale, updates.found, self.starts)
+        return State(updates.mask, is_compact, scale, updates.found, self.starts, self.settings)
 
     def restore(self, state: State) -> None:
         """Takes over a state; an optimizer that is not built yet does so when it is built.

@@ -4,7 +4,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import numpy as np
 from keras_freeze import backend
 from keras_freeze.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import Parameter, same_path
+from keras_freeze.settings import Settings
 from keras_freeze.starts import Start
 from keras_freeze.updates import with_parts
 
@@ -30,6 +31,7 @@ class State:
         found: whether the first batch decided. A step is then traced so that it could, which
             rounds a little differently: training on is to be the same to the last bit.
         starts: what variables of the mask were drawn from, by their positions, where that is known.
+        settings: of the optimizer that decided; None where a file does not say.
     """
 
     mask: FreezeMask | None
@@ -37,6 +39,7 @@ class State:
     decay_scale: Any = None
     found: bool = False
     starts: Mapping[int, Start] = field(default_factory=dict)
+    settings: Settings | None = None
 
 
 def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner: Any) -> None:
@@ -59,6 +62,8 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         "variables": [[p.path, list(p.variable.shape)] for p in parameters],
         "inner": {"classes": _classes(inner), "variables": _names(inner)},
     }
+    if state.settings is not None:
+        header["settings"] = astuple(state.settings)
     if state.starts:
         header["starts"] = [[position, s.to_json()] for position, s in state.starts.items()]
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -95,7 +100,8 @@ def read_state(store: Any) -> State:
     has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are no mappings
     scale = np.asarray(store["decay_scale"]) if has_scale else None
     starts = {position: Start.from_json(start) for position, start in header.get("starts", [])}
-    return State(mask, header["compact"], scale, header.get("found", False), starts)
+    settings = Settings(*header["settings"]) if "settings" in header else None
+    return State(mask, header["compact"], scale, header.get("found", False), starts, settings)
 
 
 def _read_header(store: Any) -> dict[str, Any]:

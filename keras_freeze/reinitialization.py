@@ -17,7 +17,12 @@ from keras_freeze.layer_initializers import (
     source_of,
     starts_of,
 )
-from keras_freeze.model_state import check_model, freeze_optimizers_of, optimizer_of
+from keras_freeze.model_state import (
+    check_model,
+    freeze_optimizers_of,
+    optimizer_of,
+    optimizers_in_force,
+)
 from keras_freeze.optimizer_settings import check_seed
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
 from keras_freeze.portable_initializers import VarianceScaling, portable_version
@@ -92,7 +97,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
 
 
 def _start_optimizers_anew(model: keras.Model) -> None:
-    for freeze_optimizer in freeze_optimizers_of(model):
+    for freeze_optimizer in optimizers_in_force(model):
         freeze_optimizer.reset()
         freeze_optimizer.remember_starts(model)
         if freeze_optimizer.frozen_weights == "zero" and freeze_optimizer.mask is not None:

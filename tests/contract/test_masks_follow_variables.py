@@ -502,3 +502,60 @@ def test_whatever_happens_to_a_model_no_frozen_weight_moves(steps, tmp_path_fact
             for position, frozen in entries.items():
                 now = value_of(variables[position])
                 assert same_bits(now[frozen], before[position][frozen]), step
+
+
+def test_a_mask_of_other_settings_is_not_loaded(tmp_path):
+    model = frozen_model()
+    model.save_weights(tmp_path / "model.weights.h5")
+    for way in (adam, lambda rate: kf.FreezeOptimizer(sgd(), rate)):
+        other = compiled(two_dense_layers(), way(0.5))
+        with pytest.raises(ValueError, match=r"freeze_rate=0\.75.*freeze_rate=0\.5"):
+            other.load_weights(tmp_path / "model.weights.h5")
+        assert kf.get_mask(other) is None
+
+
+def test_reinitializing_a_part_keeps_the_newer_mask_of_the_whole():
+    inner = frozen_model()
+    outer = compiled(keras.Sequential([keras.Input((6,)), inner]), adam())
+    mask = kf.freeze(outer, X[::-1][:5], Y[::-1][:5], overwrite=True)
+    kf.reinitialize(inner, seed=1)
+    kf.prune(inner)
+    assert kf.get_mask(outer) == mask
+    for variable in inner.trainable_variables:
+        if mask.find(variable) is not None:
+            assert not value_of(variable)[~mask[variable]].any()
+            assert value_of(variable)[mask[variable]].all()
+    fit(outer, X, Y)
+    assert kf.get_mask(outer) == mask
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's checkpoints")
+def test_a_checkpoint_restored_before_compiling_again_brings_its_mask(tmp_path):
+    import tensorflow as tf
+
+    model = frozen_model()
+    mask = kf.get_mask(model)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    other = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.75))
+    tf.train.Checkpoint(model=other, optimizer=other.optimizer).read(path)
+    compiled(other, adam())
+    before = values_of(other.trainable_variables)
+    fit(other, X, Y)
+    assert kf.get_mask(other) == mask
+    assert_frozen_bits_kept(other.trainable_variables, kf.get_mask(other), before)
+
+
+@pytest.mark.parametrize("change", ["lora", "untrainable"])
+def test_a_model_changed_and_compiled_again_comes_back_from_its_file(change, tmp_path):
+    model = frozen_model()
+    if change == "lora":
+        model.get_layer("body").enable_lora(2)
+    else:
+        model.get_layer("body").trainable = False
+    compiled(model, adam())
+    fit(model, X, Y)
+    kf.save(model, tmp_path / "model.freeze")
+    loaded = kf.load(tmp_path / "model.freeze")
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+    assert same_bits(loaded.predict(X, verbose=0), model.predict(X, verbose=0))

@@ -109,3 +109,12 @@ def test_the_name_of_a_layer_with_several_weights_is_ambiguous():
     mask = kf.freeze(model, mask=lambda variable: None)
     with pytest.raises(ValueError, match="ambiguous"):
         mask["lstm"]
+
+
+@pytest.mark.parametrize("overwrite", ["no", 1, None])
+def test_overwrite_must_be_true_or_false(overwrite):
+    model = compiled(two_dense_layers())
+    mask = kf.freeze(model, X, Y)
+    with pytest.raises(TypeError, match="overwrite="):
+        kf.freeze(model, X[:5], Y[:5], overwrite=overwrite)
+    assert kf.get_mask(model) == mask
