@@ -203,7 +203,7 @@ def test_a_vocabulary_file_in_a_configuration_is_never_opened(
     monkeypatch.setattr(
         tf.lookup, "TextFileInitializer", lambda *args, **kwargs: opened.append(args)
     )
-    with pytest.raises(kf.FreezeFileError, match="no list|has a file"):
+    with pytest.raises(kf.FreezeFileError, match=r"no list|has a file"):
         kf.load(path)
     assert opened == []
 
