@@ -1,7 +1,6 @@
 """Which initializer each variable of a model has, and the values that it gives."""
 
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from keras_freeze.initializers import ConstantSigma, SeededInitializer
 from keras_freeze.parameters import Parameter, path_of
 from keras_freeze.portable_initializers import SEEDED, ParameterizedInitializer
 from keras_freeze.starts import INITIALIZER, SEED, Source, Start
+from keras_freeze.storage.bits import checksum
 
 # What layers of Keras give to variables without keeping it in an attribute.
 _WITHOUT_ATTRIBUTE: dict[tuple[type, str], Callable[[Any], Any]] = {
@@ -215,7 +215,7 @@ def models_in_use() -> Iterator[keras.Model]:
 def checksum_of(values: np.ndarray) -> int:
     """CRC-32 of an array's values as little-endian bytes."""
     bits = np.ascontiguousarray(values).reshape(-1).view(f"u{values.dtype.itemsize}")
-    return zlib.crc32(np.ascontiguousarray(bits, bits.dtype.newbyteorder("<")).data)
+    return checksum(bits)
 
 
 def present_versions() -> str:
@@ -230,10 +230,10 @@ def _start(parameter: Parameter, source: Source) -> Start | None:
         drawn = draw(source, tuple(variable.shape), dtype)
     except ValueError:
         return None
-    checksum = checksum_of(drawn)
-    if checksum != checksum_of(backend.to_numpy(variable)):
+    digest = checksum_of(drawn)
+    if digest != checksum_of(backend.to_numpy(variable)):
         return None
-    return Start(source, checksum, "" if is_portable(source) else present_versions())
+    return Start(source, digest, "" if is_portable(source) else present_versions())
 
 
 def _drawn_seed(initializer: Any) -> int | None:
