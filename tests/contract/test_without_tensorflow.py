@@ -140,7 +140,7 @@ def check_prune(folder):
 def check_reinitialize(folder):
     model = frozen_model("freeze", *blobs())
     mask = kf.get_mask(model)
-    kf.reinitialize(model, seed=11)
+    kf.reinitialize(model, "xavier_normal", seed=11)
     assert kf.get_mask(model) == mask
     for stream, position in enumerate((0, 2)):
         value = values_of(model.trainable_variables)[position]
