@@ -11,7 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from keras_freeze.sparse_gradients import cheapest_block
+from keras_freeze.restricted.cost_model import cheapest_block
 
 
 class BareLoop:

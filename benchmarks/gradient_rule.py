@@ -4,9 +4,9 @@
 
 For layers as LeNet, VGG16-D and a wide network have them, and several shares of active channels,
 both gradients are computed in turns, from the same inputs, up to the trained entries' gradient.
-Printed are the medians, their ratio, and what `sparse_gradients.cheapest_block` decides. Below the
+Printed are the medians, their ratio, and what `cost_model.cheapest_block` decides. Below the
 table stand its constants as least squares find them in these times: the costs are those of
-`sparse_gradients`, in multiplications of the ordinary product for one example.
+`restricted`, in multiplications of the ordinary product for one example.
 """
 
 import functools
@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
-from keras_freeze import backend, sparse_gradients
+from keras_freeze import backend
+from keras_freeze.restricted import cost_model, layers, operations
+from keras_freeze.restricted.block import Block
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("batch_size", 128, "Examples in a batch.", lower_bound=1)
@@ -68,10 +70,10 @@ def measured(shape, channels, share):
     """Times one layer, prints the times, and returns what the constants are fitted to."""
     rng = np.random.default_rng(0)
     layer = build_layer(shape, channels)
-    operation = sparse_gradients._operation_of(layer)
+    operation = layers._operation_of(layer)
     trained = random_mask(rng, tuple(layer.kernel.shape), share)
     indices = tf.Variable(np.flatnonzero(trained).astype("int32"))
-    block = sparse_gradients.Block(operation, layer.kernel, trained, True, True)
+    block = Block(operation, layer.kernel, trained, True, True)
     inputs = [random_tensor(rng, (FLAGS.batch_size, *shape)) for _ in range(GRADIENTS)]
     output_shape = operation.apply(inputs[0], layer.kernel.value).shape
     upstreams = [random_tensor(rng, output_shape) for _ in range(GRADIENTS)]
@@ -84,11 +86,11 @@ def measured(shape, channels, share):
         return block.gradient(inputs, upstream).values
 
     times = in_turns([ordinary, restricted], inputs, upstreams)
-    matrices = sparse_gradients.as_matrices(trained, operation.axes)
+    matrices = operations.as_matrices(trained, operation.axes)
     places = operation.places((None, *shape))
-    work = sparse_gradients.works(matrices, places)[True, True]
-    expected = np.dot(work, sparse_gradients._COSTS) / (places[1] * trained.size)
-    way = sparse_gradients.cheapest_block(matrices, places)
+    work = cost_model.works(matrices, places)[True, True]
+    expected = np.dot(work, cost_model._COSTS) / (places[1] * trained.size)
+    way = cost_model.cheapest_block(matrices, places)
     print(
         f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
         f"| {times[1]:.2f} | {times[1] / times[0]:.2f} | {expected:.2f} "
@@ -155,7 +157,7 @@ def print_constants(rows):
     weights = 1 / table[:, -1:]  # relative errors
     found, *_ = np.linalg.lstsq(table[:, :-1] * weights, np.ones(len(table)), rcond=None)
     costs = " / ".join(f"{cost:,.1f}" for cost in found)
-    used = " / ".join(f"{cost:,.1f}" for cost in sparse_gradients._COSTS)
+    used = " / ".join(f"{cost:,.1f}" for cost in cost_model._COSTS)
     print(f"\nA multiplication / a collected number / a layer cost {costs}. Used: {used}.")
 
 

@@ -44,8 +44,8 @@ from absl import app, flags, logging
 from matplotlib.figure import Figure
 
 import keras_freeze as kf
-from keras_freeze import models
-from keras_freeze.files import replacing
+from keras_freeze._utils.files import replacing
+from keras_freeze.paper import models
 
 
 class Setting(NamedTuple):

@@ -11,7 +11,7 @@ import command_line
 from absl import flags
 
 import keras_freeze as kf
-from keras_freeze.files import replacing
+from keras_freeze._utils.files import replacing
 
 _EPOCHS = flags.DEFINE_integer("epochs", None, "Fewer epochs for a quicker look.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights, validation split, data order and mask.")

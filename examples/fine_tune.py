@@ -31,8 +31,8 @@ import numpy as np
 from absl import flags
 
 import keras_freeze as kf
-from keras_freeze.files import replacing
-from keras_freeze.mask import check_freeze_rate
+from keras_freeze._utils.files import replacing
+from keras_freeze.masks.selection import check_freeze_rate
 
 _DATASET = flags.DEFINE_enum("dataset", "mnist_5k", ["mnist_5k", "mnist"], "Which digits.")
 _MODEL = flags.DEFINE_enum(

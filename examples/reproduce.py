@@ -28,9 +28,9 @@ import keras
 from absl import flags
 
 import keras_freeze as kf
-from keras_freeze.experiments import EXPERIMENTS, Experiment, architectures, tables, work
-from keras_freeze.files import replacing
-from keras_freeze.runs import Results, Run
+from keras_freeze._utils.files import replacing
+from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, architectures, tables, work
+from keras_freeze.paper.runs import Results, Run
 
 _EXPERIMENT = flags.DEFINE_list(
     "experiment", [], "Names out of --list with commas between them; or all; or architectures."
@@ -107,7 +107,7 @@ def _announce(experiments: Sequence[Experiment], runs: Sequence[Run], results: R
 
 def _sweep(runs: Sequence[Run], folder: Path) -> RuntimeError | None:
     """Executes what is not finished; returns the error if runs failed."""
-    from keras_freeze.tuning import sweep  # needs KerasTuner, which --list does without
+    from keras_freeze.paper.tuning import sweep  # needs KerasTuner, which --list does without
 
     logs = (lambda run: [_tensorboard(folder, run)]) if _TENSORBOARD.value else None
     try:
@@ -126,7 +126,7 @@ def _tensorboard(folder: Path, run: Run) -> keras.callbacks.TensorBoard:
 
 def _report(experiments: Sequence[Experiment], folder: Path) -> None:
     """Prints and writes what the runs so far came to, each experiment into a folder of its own."""
-    from keras_freeze.tuning import is_worker
+    from keras_freeze.paper.tuning import is_worker
 
     if is_worker():
         return  # the chief does it

@@ -13,7 +13,7 @@ import command_line
 from absl import flags
 
 import keras_freeze as kf
-from keras_freeze.files import replacing
+from keras_freeze._utils.files import replacing
 
 _DATASET = flags.DEFINE_string("dataset", "mnist_5k", f"One of {', '.join(kf.datasets.NAMES)}.")
 _MODEL = flags.DEFINE_string("model", "lenet_5_caffe", f"One of {', '.join(kf.models.MODELS)}.")

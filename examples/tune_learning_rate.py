@@ -35,10 +35,10 @@ import keras_tuner
 from absl import flags
 
 import keras_freeze as kf
-from keras_freeze import tuning
-from keras_freeze.experiments import EXPERIMENTS, Experiment, Series, tables
-from keras_freeze.files import replacing
-from keras_freeze.training import LEARNING_RATES, METHODS, check_choice
+from keras_freeze._utils.files import replacing
+from keras_freeze.paper import tuning
+from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, Series, tables
+from keras_freeze.paper.training import LEARNING_RATES, METHODS, check_choice
 
 _DATASET = flags.DEFINE_string("dataset", "mnist_5k", f"One of {', '.join(kf.datasets.NAMES)}.")
 _MODEL = flags.DEFINE_string("model", "lenet_300_100", f"One of {', '.join(kf.models.MODELS)}.")

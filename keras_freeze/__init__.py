@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from keras_freeze import _aliases
 from keras_freeze._version import __version__
 
 
@@ -29,29 +30,28 @@ def _is_command_line() -> bool:
 # be shown without Keras and a backend, which take seconds to start.
 if TYPE_CHECKING or not _is_command_line():
     from keras_freeze import initializers
-    from keras_freeze.freezing import (
-        compute_saliency,
-        freeze,
-        prune,
-        restore_gradients,
-        restrict_gradients,
-        unfreeze,
-    )
-    from keras_freeze.gradient_flow import gradient_flow
-    from keras_freeze.mask import FreezeMask
+    from keras_freeze.criteria.scoring import compute_saliency
+    from keras_freeze.freezing import freeze, unfreeze
+    from keras_freeze.gradients.flow import gradient_flow
+    from keras_freeze.masks.mask import FreezeMask
     from keras_freeze.model_state import get_mask
-    from keras_freeze.optimizer import FreezeOptimizer
-    from keras_freeze.pruning import PruningCheck, check_pruning
+    from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+    from keras_freeze.pruning import PruningCheck, check_pruning, prune
     from keras_freeze.reinitialization import reinitialize
-    from keras_freeze.report import report
+    from keras_freeze.reporting import report
+    from keras_freeze.restricted.restriction import restore_gradients, restrict_gradients
     from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
+
+_aliases.install()
 
 # Loaded when first used: what they import (data sets, plots) is optional and slow.
 _LAZY_MODULES = (
     "callbacks",
+    "criteria",
     "datasets",
     "experiments",
     "models",
+    "paper",
     "plots",
     "runs",
     "saliency",

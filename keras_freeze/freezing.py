@@ -1,53 +1,49 @@
 """What is done to a model: freeze it, look at its mask, prune it."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
 
-from keras_freeze import backend, frozen_variables, saliency, sparse_gradients
-from keras_freeze.batches import Batch, Batches
-from keras_freeze.kept_state import layers_kept_if_it_fails, values_kept
-from keras_freeze.layer_initializers import starts_of
-from keras_freeze.loss import (
-    check_takes_logits,
-    data_errors,
-    hessian_gradient_products,
-    loss_gradients,
+from keras_freeze import backend, criteria
+from keras_freeze._utils.threads import check_not_trained_elsewhere
+from keras_freeze.criteria.scoring import _random_scores, _scores
+from keras_freeze.gradients.data import Batches
+from keras_freeze.gradients.loss import (
     loss_scale,
 )
-from keras_freeze.mask import FreezeMask, check_freeze_rate
+from keras_freeze.gradients.recording import Record
+from keras_freeze.gradients.train_step import has_own_train_step, recorded_gradients
+from keras_freeze.initializers.of_layers import starts_of
+from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.model_state import (
+    build_model,
     check_model,
-    check_not_quantized,
     check_trains,
     freeze_optimizer_in,
     freeze_optimizers_in,
     freeze_optimizers_of,
     get_mask,
     is_built,
-    optimizer_in_training,
     optimizer_of,
-    optimizers_in_force,
     remember_loop,
     required_optimizer,
+    trace_again,
 )
-from keras_freeze.optimizer import FreezeOptimizer
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.parameters import (
-    WEIGHT,
     Parameter,
     classify,
     frozen_candidates,
     shorten,
     warn_of_unknown,
 )
-from keras_freeze.recording import Record
-from keras_freeze.threads import check_not_trained_elsewhere
-from keras_freeze.train_step import has_own_train_step, recorded_gradients
+from keras_freeze.restricted.restriction import restrict_where_trained
 from keras_freeze.user_masks import MaskLike, mask_from
 
 
@@ -127,7 +123,7 @@ def freeze(
     check_not_trained_elsewhere(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
     if mask is None:
-        saliency.check_one_process()
+        criteria.check_one_process()
     with contextlib.ExitStack() as scopes:
         if overwrite:
             scopes.enter_context(frozen_variables.overwriting())
@@ -206,7 +202,7 @@ def _freeze(
         _build_optimizer(model, outer)  # a MultiOptimizer may know its parts only then
     freeze_optimizer = freeze_optimizer_in(outer)
     _check_not_frozen(model, [freeze_optimizer], model.trainable_variables, mask)
-    _build_model(model, batches)
+    build_model(model, batches)
     variables = _variables_of(model, outer, freeze_optimizer)
     parameters = classify(variables, freeze_optimizer.exclude)
     if mask is None:
@@ -221,8 +217,8 @@ def _freeze(
     frozen_variables.remember_model(freeze_optimizer, model)
     if optimizer is not None:
         remember_loop(model, optimizer)
-    _restrict_gradients(model)
-    _trace_again(model)
+    restrict_where_trained(model)
+    trace_again(model)
     return new_mask
 
 
@@ -263,8 +259,8 @@ def _freeze_by_train_step(
         _build_optimizer(model, outer)
     if optimizer is not None:
         remember_loop(model, optimizer)
-    _restrict_gradients(model)
-    _trace_again(model)
+    restrict_where_trained(model)
+    trace_again(model)
     whole = get_mask(model)
     return masks[0][2] if whole is None else whole
 
@@ -286,17 +282,17 @@ def _recorded_mask(record: Record, variables: list[Any]) -> FreezeMask:
     handed = [p for p in parameters if id(p.variable) in record.gradients]
     candidates = frozen_candidates(handed)
     _warn_of_unknown(handed, optimizer)
-    if saliency.as_grasp(optimizer.criterion) is not None:
+    if criteria.as_grasp(optimizer.criterion) is not None:
         raise ValueError(
             'The criterion "grasp" needs the Hessian of the loss, which a model\'s own '
             "`train_step` does not tell: give `freeze` a `loss`, or use another criterion."
         )
-    if optimizer.criterion == saliency.RANDOM:
+    if optimizer.criterion == criteria.RANDOM:
         scores = _random_scores(candidates, optimizer.seed)
     else:
         scores = [
             backend.to_numpy(
-                saliency.score(
+                criteria.score(
                     optimizer.criterion, p.variable, record.gradients[id(p.variable)], p.path
                 )
             )
@@ -323,7 +319,7 @@ def _freeze_by_parts(
     for optimizer, part in masks:  # which all are right
         _set_mask(model, optimizer, part, list(optimizer._trainable_variables))
         frozen_variables.remember_model(optimizer, model)
-    _trace_again(model)
+    trace_again(model)
     return whole
 
 
@@ -376,142 +372,6 @@ def _check_not_frozen(
     )
 
 
-def restrict_gradients(model: keras.Model) -> list[str]:
-    """Computes weight gradients only where weights are trained, in layers where that is faster.
-
-    `freeze` and `keras_freeze.load` do this. It is left to do where a frozen model came from
-    somewhere else, such as `keras.models.load_model`, whose layers know nothing of the mask.
-
-    While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
-    Conv2D and Conv3D then get `tf.IndexedSlices` with the gradient of the trained entries. All
-    else is as before, the layers' outputs and what is saved or exported included.
-
-    Args:
-        model: a model with a FreezeOptimizer. Without a mask, or where the optimizer updates whole
-            variables, gradients stay as they are.
-
-    Returns:
-        The names of the layers whose gradient is restricted.
-
-    Raises:
-        ValueError: without a FreezeOptimizer.
-
-    Example:
-
-    ```python
-    model = keras.models.load_model("frozen.keras")
-    keras_freeze.restrict_gradients(model)
-    ```
-    """
-    freeze_optimizer_in(required_optimizer(model))
-    names = _restrict_gradients(model)
-    _trace_again(model)
-    return names
-
-
-def _restrict_gradients(model: keras.Model) -> list[str]:
-    freeze_optimizer = optimizer_in_training(model)
-    if freeze_optimizer is not None:
-        return sparse_gradients.install(model, freeze_optimizer, optimizer_in_training)
-    sparse_gradients.restore(model)  # it is compiled with an optimizer that freezes nothing
-    return []
-
-
-def restore_gradients(model: keras.Model) -> None:
-    """Takes away the restricted weight gradients of `freeze`; the model trains as before.
-
-    For passes of one's own that differentiate a frozen model in training mode and need the
-    gradients of frozen weights.
-
-    Args:
-        model: any model; nothing happens to one without restricted gradients.
-
-    Raises:
-        TypeError: if it is no model.
-
-    Example:
-
-    ```python
-    keras_freeze.restore_gradients(model)
-    ```
-    """
-    check_model(model)
-    sparse_gradients.restore(model, optimizer_in_training(model))
-    _trace_again(model)
-
-
-def compute_saliency(
-    model: keras.Model,
-    x: Any,
-    y: Any = None,
-    criterion: str | saliency.Criterion = "snip",
-    *,
-    loss: Any = None,
-) -> dict[str, np.ndarray]:
-    """The saliency scores of all weights of a model's trainable layers, to look at.
-
-    Args:
-        model: a built model; compiled, unless `loss` is given.
-        x, y: one batch of arrays, or a dataset whose first batch is used.
-        criterion: as in FreezeOptimizer.
-        loss: one loss, as in `freeze`, instead of the compiled one.
-
-    Returns:
-        Scores in float32 by the path of the variable, of its shape. Equation 1's for "snip".
-
-    Raises:
-        ValueError: as in `freeze`; or if two variables have the same path.
-
-    Example:
-
-    ```python
-    scores = keras_freeze.compute_saliency(model, x[:100], y[:100])
-    ```
-    """
-    check_model(model)
-    criterion = saliency.check_criterion(criterion)
-    batches = Batches(x, y, None, 1, None)
-    _build_model(model, batches)
-    parameters = [p for p in classify(model.trainable_variables) if p.kind == WEIGHT]
-    paths = [p.path for p in parameters]
-    if len(set(paths)) < len(paths):
-        raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
-    scale = loss_scale(optimizer_of(model))
-    with backend.outside_strategy():
-        scores = _scores(model, parameters, batches, criterion, 0, loss, scale)
-    return dict(zip(paths, scores, strict=True))
-
-
-def prune(model: keras.Model) -> None:
-    """Sets the frozen weights of a model to zero; they stay frozen.
-
-    Raises:
-        ValueError: if the model is not frozen.
-        RuntimeError: while another thread trains the model.
-    """
-    check_model(model)
-    check_not_trained_elsewhere(model)
-    mask = get_mask(model)
-    if mask is None:
-        freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
-        return
-    check_not_quantized(model)
-    for optimizer in optimizers_in_force(model):
-        if optimizer.mask is not None:
-            optimizer.zero_frozen_weights()
-    for variable in model.variables:  # what an optimizer of another model has frozen
-        entry = mask.find(variable)
-        if entry is not None:
-            zeros = keras.ops.zeros(variable.shape, variable.dtype)
-            variable.assign(keras.ops.where(entry.trained, variable.value, zeros))
-
-
-def _trace_again(model: keras.Model) -> None:
-    """Replaces a train function that was traced for another mask, also while `fit` runs."""
-    if getattr(model, "train_function", None) is not None:
-        model.make_train_function(force=True)
-
-
 def _required_batches(batches: Batches | None) -> Batches:
     if batches is None:
         raise ValueError(
@@ -545,21 +405,6 @@ def _has_multi_optimizer(outer: Any) -> bool:
     return _has_multi_optimizer(outer.inner_optimizer)
 
 
-def _build_model(model: keras.Model, batches: Batches | None) -> None:
-    if is_built(model):
-        return
-    if batches is None:
-        raise ValueError("The model is not built: pass a batch of inputs as `x`.")
-    x = next(iter(batches))[0]
-    with (
-        backend.strategy_scope(model),
-        layers_kept_if_it_fails(model),
-        values_kept(model),
-        data_errors(0),
-    ):
-        model(x)
-
-
 def _computed_mask(
     model: keras.Model,
     parameters: list[Parameter],
@@ -583,7 +428,7 @@ def _mask_of_scores(
     candidates: list[Parameter], scores: list[np.ndarray], optimizer: FreezeOptimizer
 ) -> FreezeMask:
     if not any(array.any() for array in scores):
-        saliency.warn_of_zero_scores(stacklevel=4)
+        criteria.warn_of_zero_scores(stacklevel=4)
     return FreezeMask.from_scores(
         scores,
         optimizer.freeze_rate,
@@ -592,58 +437,3 @@ def _mask_of_scores(
         paths=[p.path for p in candidates],
         variables=[p.variable for p in candidates],
     )
-
-
-def _random_scores(parameters: list[Parameter], seed: int) -> list[np.ndarray]:
-    return [saliency.random_scores(tuple(p.variable.shape), seed, p.position) for p in parameters]
-
-
-def _scores(
-    model: keras.Model,
-    parameters: list[Parameter],
-    batches: Batches,
-    criterion: str | saliency.Criterion,
-    seed: int,
-    loss: Any,
-    scale: float,
-) -> list[np.ndarray]:
-    grasp = saliency.as_grasp(criterion)
-    if grasp is not None:
-        return _grasp_scores(model, parameters, batches, grasp, loss, scale)
-    variables = [p.variable for p in parameters]
-    gradients = loss_gradients(model, variables, batches, loss, scale)
-    if criterion == saliency.RANDOM:
-        return _random_scores(parameters, seed)
-    gradients.reverse()  # so that each is let go once its scores are there
-    return [
-        backend.to_numpy(saliency.score(criterion, p.variable, gradients.pop(), p.path))
-        for p in parameters
-    ]
-
-
-def _grasp_scores(
-    model: keras.Model,
-    parameters: list[Parameter],
-    batches: Iterable[Batch],
-    grasp: saliency.GraSP,
-    loss: Any,
-    scale: float,
-) -> list[np.ndarray]:
-    if grasp.temperature != 1.0:
-        check_takes_logits(model, loss, grasp.temperature)
-    if grasp.samples_per_class is not None:
-        width = _output_width(model, next(iter(batches))[0])
-        batches = saliency.first_of_each_class(batches, grasp.samples_per_class, width)
-    variables = [p.variable for p in parameters]
-    products = hessian_gradient_products(model, variables, batches, loss, scale, grasp.temperature)
-    return [
-        backend.to_numpy(saliency.score(saliency.grasp, p.variable, product, p.path))
-        for p, product in zip(parameters, products, strict=True)
-    ]
-
-
-def _output_width(model: keras.Model, x: Any) -> int | None:
-    """The last dimension of a model's output; None of several outputs."""
-    inputs = tree.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
-    outputs = model.compute_output_spec(inputs)
-    return None if tree.is_nested(outputs) else outputs.shape[-1]

@@ -5,12 +5,21 @@ from typing import Any
 
 import keras
 
-from keras_freeze import backend, frozen_variables
-from keras_freeze.kept_state import held_by
-from keras_freeze.mask import FreezeMask
-from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.optimizer_state import relabel
-from keras_freeze.parameters import classify, path_of, shorten
+from keras_freeze import backend
+from keras_freeze.gradients.data import Batches
+from keras_freeze.gradients.loss import (
+    data_errors,
+)
+from keras_freeze.gradients.preserve import held_by, layers_kept_if_it_fails, values_kept
+from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.optimizer.checkpoint import relabel
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.parameters import (
+    classify,
+    path_of,
+    shorten,
+)
 
 # The optimizers of models that are trained in a loop of the user's own, so that these models can be
 # asked for their masks, too.
@@ -197,3 +206,24 @@ def check_model(model: Any) -> None:
     """Refuses what is no model."""
     if not isinstance(model, keras.Model):
         raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+
+
+def trace_again(model: keras.Model) -> None:
+    """Replaces a train function that was traced for another mask, also while `fit` runs."""
+    if getattr(model, "train_function", None) is not None:
+        model.make_train_function(force=True)
+
+
+def build_model(model: keras.Model, batches: Batches | None) -> None:
+    if is_built(model):
+        return
+    if batches is None:
+        raise ValueError("The model is not built: pass a batch of inputs as `x`.")
+    x = next(iter(batches))[0]
+    with (
+        backend.strategy_scope(model),
+        layers_kept_if_it_fails(model),
+        values_kept(model),
+        data_errors(0),
+    ):
+        model(x)

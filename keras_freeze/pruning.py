@@ -9,11 +9,19 @@ import keras
 import numpy as np
 
 from keras_freeze import backend
-from keras_freeze.batches import Passes
-from keras_freeze.freezing import prune
-from keras_freeze.kept_state import state_kept
-from keras_freeze.loss import data_errors
-from keras_freeze.model_state import check_not_quantized, freeze_optimizer_of
+from keras_freeze._utils.threads import check_not_trained_elsewhere
+from keras_freeze.gradients.data import Passes
+from keras_freeze.gradients.loss import data_errors
+from keras_freeze.gradients.preserve import state_kept
+from keras_freeze.model_state import (
+    check_model,
+    check_not_quantized,
+    freeze_optimizer_in,
+    freeze_optimizer_of,
+    get_mask,
+    optimizers_in_force,
+    required_optimizer,
+)
 
 
 @dataclass(frozen=True)
@@ -109,3 +117,27 @@ def _left_as_it_was(model: keras.Model) -> Iterator[None]:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
             model.reset_metrics()  # those that were made meanwhile; the others are put back
+
+
+def prune(model: keras.Model) -> None:
+    """Sets the frozen weights of a model to zero; they stay frozen.
+
+    Raises:
+        ValueError: if the model is not frozen.
+        RuntimeError: while another thread trains the model.
+    """
+    check_model(model)
+    check_not_trained_elsewhere(model)
+    mask = get_mask(model)
+    if mask is None:
+        freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
+        return
+    check_not_quantized(model)
+    for optimizer in optimizers_in_force(model):
+        if optimizer.mask is not None:
+            optimizer.zero_frozen_weights()
+    for variable in model.variables:  # what an optimizer of another model has frozen
+        entry = mask.find(variable)
+        if entry is not None:
+            zeros = keras.ops.zeros(variable.shape, variable.dtype)
+            variable.assign(keras.ops.where(entry.trained, variable.value, zeros))

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import backend, initializers, sparse_gradients
-from keras_freeze.freezing import _restrict_gradients, _trace_again
-from keras_freeze.layer_initializers import (
+from keras_freeze import backend, initializers
+from keras_freeze._utils.threads import check_not_trained_elsewhere
+from keras_freeze.initializers.of_layers import (
     attribute_of,
     initializer_in,
     initializers_of,
@@ -17,16 +17,18 @@ from keras_freeze.layer_initializers import (
     source_of,
     starts_of,
 )
+from keras_freeze.initializers.portable import VarianceScaling, portable_version
 from keras_freeze.model_state import (
     check_model,
     freeze_optimizers_of,
     optimizer_of,
     optimizers_in_force,
+    trace_again,
 )
-from keras_freeze.optimizer_settings import check_seed
+from keras_freeze.optimizer.arguments import check_seed
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
-from keras_freeze.portable_initializers import VarianceScaling, portable_version
-from keras_freeze.threads import check_not_trained_elsewhere
+from keras_freeze.restricted import layers as sparse_gradients
+from keras_freeze.restricted.restriction import restrict_where_trained
 
 # Other parameters than weights, a random bias for instance, have streams from here on.
 _OTHER_STREAMS = 1 << 31
@@ -91,9 +93,9 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
             setattr(*holders[id(variable)], draw)  # `save` looks there for the seed
     _start_optimizers_anew(model)
     if was_restricted:
-        _restrict_gradients(model)
+        restrict_where_trained(model)
     if freeze_optimizers_of(model):
-        _trace_again(model)
+        trace_again(model)
 
 
 def _start_optimizers_anew(model: keras.Model) -> None:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_freeze import backend
-from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import WEIGHT, Parameter, shorten
 
 MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]

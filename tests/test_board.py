@@ -23,8 +23,9 @@ from keras import layers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import keras_freeze as kf
-from keras_freeze.callbacks import FreezeBoard, GradientFlowHistory
-from keras_freeze.optimizer_state import State
+from keras_freeze.callbacks.freeze_board import FreezeBoard
+from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
+from keras_freeze.optimizer.checkpoint import State
 
 pytestmark = pytest.mark.sample(0.2)  # `--whole` runs all
 

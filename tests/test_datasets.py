@@ -13,9 +13,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_freeze import datasets
-from keras_freeze.datasets import augmentation, catalog, loading, sources
-from keras_freeze.datasets.splitting import split_indices
+from keras_freeze.paper import datasets
+from keras_freeze.paper.datasets import augmentation, catalog, loading, sources
+from keras_freeze.paper.datasets.splitting import split_indices
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "tensorflow_datasets"
 

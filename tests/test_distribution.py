@@ -21,7 +21,8 @@ import tensorflow as tf
 from helpers import blobs, crossentropy, is_weight, same_bits, sgd, value_of, values_of
 
 import keras_freeze as kf
-from keras_freeze import sparse_gradients
+from keras_freeze.restricted import block
+from keras_freeze.restricted import layers as sparse_gradients
 
 ROOT = Path(__file__).parents[1]
 BATCH = 12
@@ -363,14 +364,14 @@ def looks():
 @case
 def restricted_gradients():
     """Two devices with restricted weight gradients, and without."""
-    blocks, gradient = set(), sparse_gradients.Block.gradient
+    blocks, gradient = set(), block.Block.gradient
 
     def spy(block, *args):
         blocks.add(id(block))
         return gradient(block, *args)
 
     always = mock.patch.object(sparse_gradients, "cheapest_block", return_value=(True, True))
-    with always, mock.patch.object(sparse_gradients.Block, "gradient", spy):
+    with always, mock.patch.object(block.Block, "gradient", spy):
         restricted, _ = train(mirrored(), "freeze")
     ordinary, _ = train(mirrored(), "freeze")
     return {

@@ -21,13 +21,15 @@ from helpers import sgd
 from keras import ops
 
 import keras_freeze as kf
-from keras_freeze import tuning, updates
-from keras_freeze.datasets import tiny_imagenet
-from keras_freeze.experiments import EXPERIMENTS
-from keras_freeze.mask import MaskEntry
-from keras_freeze.runs import Results, Run
-from keras_freeze.storage import container, mask_coding
-from keras_freeze.storage.entropy import Decoder, Encoder, Histogram
+from keras_freeze.masks.mask import MaskEntry
+from keras_freeze.optimizer import update as updates
+from keras_freeze.paper import tuning
+from keras_freeze.paper.datasets import tiny_imagenet
+from keras_freeze.paper.experiments import EXPERIMENTS
+from keras_freeze.paper.runs import Results, Run
+from keras_freeze.storage import container
+from keras_freeze.storage.coding import masks as mask_coding
+from keras_freeze.storage.coding.entropy import Decoder, Encoder, Histogram
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_freeze"
@@ -45,14 +47,21 @@ ELSEWHERE = {
 """Messages that are put together too far away from where they are raised to be followed."""
 
 INTERNAL = {
-    ("keras_freeze/initializers.py", ""): "caught by the same function",
-    ("keras_freeze/sparse_gradients.py", f"This is no matrix product. Received: equation={GAP}"): (
-        "caught: gradients of such a layer are not restricted"
-    ),
-    ("keras_freeze/recording.py", ""): "caught: the step runs again without compilation",
+    ("keras_freeze/initializers/seeded.py", ""): "caught by the same function",
+    (
+        "keras_freeze/restricted/operations.py",
+        f"This is no matrix product. Received: equation={GAP}",
+    ): (
+        "keras_freeze/restricted/operations.py",
+        f"This is no matrix product. Received: equation={GAP}",
+    ): ("caught: gradients of such a layer are not restricted"),
+    ("keras_freeze/gradients/recording.py", ""): "caught: the step runs again without compilation",
     ("keras_freeze/backend/torch.py", GAP): "caught, and said in words of `loss.py`",
     ("keras_freeze/backend/jax.py", GAP): "warns, in `fit`, with the words of an error",
-    ("keras_freeze/files.py", GAP): "the system's error, with the name of the file to be written",
+    (
+        "keras_freeze/_utils/files.py",
+        GAP,
+    ): "the system's error, with the name of the file to be written",
     ("keras_freeze/storage/errors.py", f"{GAP}: {GAP}"): "puts a file's name before another error",
 }
 """Errors that nobody meets in these words, by file and text, and why."""

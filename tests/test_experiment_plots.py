@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from helpers import WITHOUT_FINITE_NUMBERS
 
-from keras_freeze.experiments import EXPERIMENTS, Experiment, Series
-from keras_freeze.plots import plot_experiment
-from keras_freeze.runs import Results
-from keras_freeze.training import LEARNING_RATES, recipe_for
+from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, Series
+from keras_freeze.paper.figures import plot_experiment
+from keras_freeze.paper.runs import Results
+from keras_freeze.paper.training import LEARNING_RATES, recipe_for
 
 pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 

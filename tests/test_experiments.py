@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from helpers import WITHOUT_FINITE_NUMBERS
 
-from keras_freeze import training
-from keras_freeze.experiments import EXPERIMENTS, architectures
-from keras_freeze.experiments.experiment import Experiment, Series
-from keras_freeze.experiments.tables import markdown, write_report
-from keras_freeze.experiments.work import overview, work_of
-from keras_freeze.runs import MEASURES, Results, Run
-from keras_freeze.training import LEARNING_RATES
+from keras_freeze.paper import training
+from keras_freeze.paper.experiments import EXPERIMENTS, architectures
+from keras_freeze.paper.experiments.experiment import Experiment, Series
+from keras_freeze.paper.experiments.tables import markdown, write_report
+from keras_freeze.paper.experiments.work import overview, work_of
+from keras_freeze.paper.runs import MEASURES, Results, Run
+from keras_freeze.paper.training import LEARNING_RATES
 
 pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 

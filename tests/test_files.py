@@ -12,8 +12,8 @@ import pytest
 from helpers import two_dense_layers
 
 import keras_freeze as kf
-from keras_freeze import files
-from keras_freeze.files import replacing
+from keras_freeze._utils import files
+from keras_freeze._utils.files import replacing
 
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions and links of POSIX")
 

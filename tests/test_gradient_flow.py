@@ -25,8 +25,8 @@ from helpers import (
 from keras import layers
 
 import keras_freeze as kf
-from keras_freeze.callbacks import GradientFlowHistory
-from keras_freeze.gradient_flow import gradient_flow
+from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
+from keras_freeze.gradients.flow import gradient_flow
 
 pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 

@@ -8,8 +8,8 @@ from helpers import blobs, compiled, dense_model, is_weight, sgd, values_of
 from keras import layers
 
 import keras_freeze as kf
-from keras_freeze import saliency
-from keras_freeze.saliency import GraSP
+from keras_freeze import criteria
+from keras_freeze.criteria.grasp import GraSP
 
 pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
@@ -372,7 +372,7 @@ def test_first_examples_of_each_class_are_collected(batch_size):
     x, w = rng.normal(size=(48, 2)), rng.normal(size=48)
     cuts = [slice(i, i + batch_size) for i in range(0, 48, batch_size)]
     given = [(x[c], y[c], w[c], 1.0) for c in cuts]
-    batches = saliency.first_of_each_class(given, 7, 3)
+    batches = criteria.first_of_each_class(given, 7, 3)
     rows = rows_by_hand(y, 7)
     for place, expected in enumerate((x, y, w)):
         found = np.concatenate([b[place] for b in batches])

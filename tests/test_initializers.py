@@ -18,7 +18,7 @@ from keras.src.initializers.random_initializers import compute_fans as keras_fan
 from scipy import special, stats
 
 from keras_freeze import initializers, reinitialize
-from keras_freeze.initializers import (
+from keras_freeze.initializers.seeded import (
     DISTRIBUTIONS,
     ConstantSigma,
     KaimingUniform,
@@ -161,7 +161,7 @@ def test_values_follow_the_published_recipe(name, shape, seed, stream):
 
 def test_words_become_sign_and_fraction_exactly():
     words = np.array([0, 2**63, 2**64 - 1, 2**11 - 1, 2**11, 2**62], np.uint64)
-    signs, fractions = initializers._split(words)
+    signs, fractions = generator.split_words(words)
     assert signs.tolist() == [1, -1, -1, 1, 1, 1]
     assert fractions.tolist() == [
         2.0**-53,
@@ -185,7 +185,7 @@ def test_upper_quantile_agrees_with_scipy_down_to_the_smallest_tail():
         ]
     )
     p = np.clip(p, 2.0**-54, 0.5 - 2.0**-54)
-    np.testing.assert_allclose(initializers.upper_quantile(p), -special.ndtri(p), rtol=1e-10)
+    np.testing.assert_allclose(generator.upper_quantile(p), -special.ndtri(p), rtol=1e-10)
 
 
 def test_upper_quantile_rounds_after_every_operation():
@@ -200,17 +200,17 @@ def test_upper_quantile_rounds_after_every_operation():
     def upper_quantile(p):
         if p >= 0.125:
             q = 0.5 - p
-            return q * polynomial(initializers._CENTRE, q * q)
+            return q * polynomial(generator._CENTRE, q * q)
         mantissa, exponent = math.frexp(p)
-        s = (mantissa - initializers._SQRT_HALF) / (mantissa + initializers._SQRT_HALF)
-        series = s * polynomial(initializers._LOG_SERIES, s * s)
-        root = math.sqrt(-((exponent - 0.5) * initializers._LN_2 + series))
-        x = initializers._TAIL_A - initializers._TAIL_B / (root + 4.0)
-        return polynomial(initializers._TAIL, x)
+        s = (mantissa - generator._SQRT_HALF) / (mantissa + generator._SQRT_HALF)
+        series = s * polynomial(generator._LOG_SERIES, s * s)
+        root = math.sqrt(-((exponent - 0.5) * generator._LN_2 + series))
+        x = generator._TAIL_A - generator._TAIL_B / (root + 4.0)
+        return polynomial(generator._TAIL, x)
 
     words = np.random.Philox(key=np.array([8, 9], np.uint64)).random_raw(20_000)
-    p = np.concatenate([initializers._split(words)[1] / 2, 2.0 ** -np.arange(2, 55)])
-    assert initializers.upper_quantile(p).tolist() == [upper_quantile(x) for x in p.tolist()]
+    p = np.concatenate([generator.split_words(words)[1] / 2, 2.0 ** -np.arange(2, 55)])
+    assert generator.upper_quantile(p).tolist() == [upper_quantile(x) for x in p.tolist()]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -223,7 +223,7 @@ def test_values_do_not_depend_on_the_chunk_size(name, chunk, monkeypatch):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_chunk_goes_on_where_the_last_one_ended(name):
-    values = get(name, 1, 2).values((3, initializers._CHUNK)).ravel()
+    values = get(name, 1, 2).values((3, seeded._CHUNK)).ravel()
     words = np.random.Philox(key=np.array([1, 2], np.uint64)).random_raw(values.size)
     assert np.array_equal(np.signbit(values), words >= 2**63)
 

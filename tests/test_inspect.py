@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_freeze as kf
+from keras_freeze._utils.text import printable
+from keras_freeze.storage.coding.entropy import Encoder
+from keras_freeze.storage.coding.masks import count_masks, decode_masks, encode_masks
 from keras_freeze.storage.container import read_container, write_container
-from keras_freeze.storage.entropy import Encoder
-from keras_freeze.storage.mask_coding import count_masks, decode_masks, encode_masks
-from keras_freeze.text import printable
 
 FRAMEWORKS = ("keras", "tensorflow", "jax", "torch")
 HOSTILE = "\x1b[2Jred\x07\n\r\u202eabc\u200b\u2066\ud800\x9b31m\x7f\u2028"

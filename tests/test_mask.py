@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from keras_freeze.mask import (
-    FreezeMask,
-    MaskEntry,
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.masks.selection import (
     check_freeze_rate,
     num_trained_weights,
     rescue_index,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_freeze.mask import FreezeMask
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.storage.coding.masks import decode_masks, encode_masks
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.mask_coding import decode_masks, encode_masks
 
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=7)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_freeze import initializers
-from keras_freeze.models import MODELS, lenet_5_caffe, lenet_300_100, resnet34, vgg16_d
+from keras_freeze.paper.models import MODELS, lenet_5_caffe, lenet_300_100, resnet34, vgg16_d
 
 pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 

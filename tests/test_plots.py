@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
-from keras_freeze import plots
-from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.paper import figures as plots
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from keras_freeze import portable_initializers
-from keras_freeze.portable_initializers import (
+from keras_freeze.initializers import portable as portable_initializers
+from keras_freeze.initializers.portable import (
     PORTABLE,
     Orthogonal,
     RandomNormal,

@@ -6,8 +6,8 @@ import pytest
 from keras import layers
 
 import keras_freeze as kf
-from keras_freeze.mask import num_trained_weights
-from keras_freeze.report import paper_sizes, report
+from keras_freeze.masks.selection import num_trained_weights
+from keras_freeze.reporting import paper_sizes, report
 
 
 def small_network(optimizer=None):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_examples import run
 
-from keras_freeze.experiments import EXPERIMENTS
-from keras_freeze.runs import Run
+from keras_freeze.paper.experiments import EXPERIMENTS
+from keras_freeze.paper.runs import Run
 
 ROOT = Path(__file__).parents[1]
 SHORT = (

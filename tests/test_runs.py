@@ -7,8 +7,8 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from keras_freeze import runs
-from keras_freeze.runs import MEASURES, Results, Run
+from keras_freeze.paper import runs
+from keras_freeze.paper.runs import MEASURES, Results, Run
 
 RUN = Run("mnist_5k", "lenet_300_100", "freezenet", 0.99, seed=0)
 

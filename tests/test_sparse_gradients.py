@@ -29,9 +29,13 @@ from keras import layers as kl
 from tensorflow.python.saved_model import loader_impl
 
 import keras_freeze as kf
-from keras_freeze import backend, sparse_gradients, updates
-from keras_freeze.optimizer import COORDINATE_WISE
-from keras_freeze.sparse_gradients import cheapest_block, is_restricted
+from keras_freeze import backend
+from keras_freeze.optimizer import compact_update
+from keras_freeze.optimizer.freeze_optimizer import COORDINATE_WISE
+from keras_freeze.restricted import block
+from keras_freeze.restricted import layers as sparse_gradients
+from keras_freeze.restricted.cost_model import cheapest_block
+from keras_freeze.restricted.layers import is_restricted
 
 pytestmark = pytest.mark.sample(0.25)  # `--whole` runs all
 
@@ -51,13 +55,13 @@ few_examples = settings(max_examples=25, derandomize=True, phases=[Phase.explici
 @pytest.fixture(autouse=True)
 def restricted_products(monkeypatch):
     """The blocks of which a gradient was computed, or traced, in a test."""
-    blocks, gradient = [], sparse_gradients.Block.gradient
+    blocks, gradient = [], block.Block.gradient
 
     def spy(block, *args):
         blocks.append(block)
         return gradient(block, *args)
 
-    monkeypatch.setattr(sparse_gradients.Block, "gradient", spy)
+    monkeypatch.setattr(block.Block, "gradient", spy)
     return blocks
 
 
@@ -1307,8 +1311,8 @@ def test_call_that_someone_wrapped_around_a_restricted_one_stays():
 def test_order_of_writing_changes_no_bit(loop, bias, monkeypatch):
     """Of large kernels; here of all."""
     values = []
-    for large in (updates._LARGE, 0):
-        monkeypatch.setattr(updates, "_LARGE", large)
+    for large in (compact_update._LARGE, 0):
+        monkeypatch.setattr(compact_update, "_LARGE", large)
         model = frozen(small_mlp(), **LOOPS[loop])
         model.layers[0].bias.assign(tf.fill((8,), bias))
         values.append(trained_weights(model, points()))

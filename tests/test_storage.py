@@ -13,7 +13,7 @@ from helpers import compiled, same_bits, sgd, value_of, values_of
 from keras import layers
 
 import keras_freeze as kf
-from keras_freeze.portable_initializers import VarianceScaling
+from keras_freeze.initializers.portable import VarianceScaling
 from keras_freeze.storage.container import read_container, write_container
 
 pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all

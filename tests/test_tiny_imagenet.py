@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_freeze import datasets
+from keras_freeze.paper import datasets
 
 tfds = pytest.importorskip("tensorflow_datasets")
 

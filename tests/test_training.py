@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
-from keras_freeze import datasets, training
-from keras_freeze.saliency import GraSP
-from keras_freeze.training import METHODS, recipe_for, replacing, train
+from keras_freeze.criteria.grasp import GraSP
+from keras_freeze.paper import datasets, training
+from keras_freeze.paper.training import METHODS, recipe_for, replacing, train
 
 pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_examples import run
 
-from keras_freeze.runs import Results, Run
+from keras_freeze.paper.runs import Results, Run
 
 ROOT = Path(__file__).parents[1]
 

@@ -24,10 +24,10 @@ import pytest
 import tensorflow as tf
 
 import keras_freeze as kf
-from keras_freeze import runs, tuning
-from keras_freeze.runs import Results, Run
-from keras_freeze.training import LEARNING_RATES
-from keras_freeze.tuning import FreezeHyperModel, LogRange, check_trials, sweep
+from keras_freeze.paper import runs, tuning
+from keras_freeze.paper.runs import Results, Run
+from keras_freeze.paper.training import LEARNING_RATES
+from keras_freeze.paper.tuning import FreezeHyperModel, LogRange, check_trials, sweep
 
 ROOT = Path(__file__).parents[1]
 # A process that waits for another so long hangs; no busy machine needs it.

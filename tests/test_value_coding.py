@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_freeze.storage.entropy import TOTAL, Histogram, probabilities
+from keras_freeze.storage.coding.entropy import TOTAL, Histogram, probabilities
+from keras_freeze.storage.coding.values import decode_values, encode_values
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.value_coding import decode_values, encode_values
 
 WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 

@@ -18,8 +18,8 @@ import keras
 from keras import layers
 
 import keras_freeze as kf
-from keras_freeze.files import replacing
-from keras_freeze.initializers import GENERATOR
+from keras_freeze._utils.files import replacing
+from keras_freeze.initializers.generator import GENERATOR
 
 
 def main() -> None:

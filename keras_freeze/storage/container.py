@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_freeze.files import replacing
+from keras_freeze._utils.files import replacing
 from keras_freeze.storage.errors import FreezeFileError
 
 MAGIC = b"\x89FREEZE\n"

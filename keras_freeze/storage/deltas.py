@@ -14,13 +14,7 @@ from keras_freeze.starts import BASE
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Header
-from keras_freeze.storage.loading import (
-    check_fingerprint,
-    check_rest,
-    check_variables,
-    restored,
-)
-from keras_freeze.storage.network import (
+from keras_freeze.storage.keras_model import (
     bits_of,
     dtype_of,
     fingerprint,
@@ -28,6 +22,12 @@ from keras_freeze.storage.network import (
     is_random_state,
     set_bits,
     variables_of,
+)
+from keras_freeze.storage.loading import (
+    check_fingerprint,
+    check_rest,
+    check_variables,
+    restored,
 )
 from keras_freeze.storage.vocabularies import check_same_vocabularies
 

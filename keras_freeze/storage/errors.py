@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from keras_freeze.text import printable, printable_cause
+from keras_freeze._utils.text import printable, printable_cause
 
 _LONGEST_MESSAGE = 2_000
 

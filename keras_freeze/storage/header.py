@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from keras_freeze.settings import Settings
+from keras_freeze.masks.settings import Settings
 from keras_freeze.starts import BASE, SEED, Source
 from keras_freeze.storage.budget import check_announced
 from keras_freeze.storage.errors import FreezeFileError

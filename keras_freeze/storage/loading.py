@@ -8,19 +8,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import frozen_variables, initializers
-from keras_freeze.freezing import restrict_gradients
-from keras_freeze.frozen_variables import Claim, constant
-from keras_freeze.layer_initializers import initializer_of, initializers_of, is_portable
-from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze import initializers
+from keras_freeze._utils.text import printable, printable_cause
+from keras_freeze.initializers.of_layers import initializer_of, initializers_of, is_portable
+from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.frozen_variables import Claim, constant
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.model_state import freeze_optimizer_of, optimizer_of
-from keras_freeze.optimizer import FreezeOptimizer
-from keras_freeze.optimizer_state import State
+from keras_freeze.optimizer.checkpoint import State
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.parameters import path_of, same_path
+from keras_freeze.restricted.restriction import restrict_gradients
 from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
 from keras_freeze.storage.allowed import check_initializer
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.budget import check_max_bytes, default_max_bytes
+from keras_freeze.storage.coding.values import decode_values
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.creation import only_announced
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
@@ -29,8 +32,7 @@ from keras_freeze.storage.header import (
     Header,
     Record,
 )
-from keras_freeze.storage.masks import decode_entries
-from keras_freeze.storage.network import (
+from keras_freeze.storage.keras_model import (
     are_integers,
     build_model,
     dtype_of,
@@ -42,10 +44,9 @@ from keras_freeze.storage.network import (
     variables_of,
     versions,
 )
-from keras_freeze.storage.sources import regenerate, scaled
-from keras_freeze.storage.value_coding import decode_values
+from keras_freeze.storage.masks import decode_entries
+from keras_freeze.storage.origin import regenerate, scaled
 from keras_freeze.storage.vocabularies import set_vocabularies
-from keras_freeze.text import printable, printable_cause
 
 
 def load(

@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 
+from keras_freeze.storage.coding.masks import count_masks, decode_masks
 from keras_freeze.storage.container import Container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Entry, Header
-from keras_freeze.storage.mask_coding import count_masks, decode_masks
 
 DecodedEntry = tuple[int, str, np.ndarray, bool]
 """Position, path, mask and whether it is one of a weight: the arguments of `MaskEntry`."""

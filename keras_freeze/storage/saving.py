@@ -13,34 +13,35 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import frozen_variables, initializers
-from keras_freeze.files import check_replaceable, is_same_file
-from keras_freeze.layer_initializers import (
+from keras_freeze import initializers
+from keras_freeze._utils.files import check_replaceable, is_same_file
+from keras_freeze.initializers.of_layers import (
     initializers_of,
     is_portable,
     present_versions,
     source_of,
 )
-from keras_freeze.mask import FreezeMask, MaskEntry
+from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import (
     freeze_optimizer_of,
     freeze_optimizers_of,
     get_mask,
     optimizer_of,
 )
-from keras_freeze.optimizer_state import State
+from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
-from keras_freeze.settings import Settings
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
 from keras_freeze.storage.allowed import check_configuration
 from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze.storage.coding.masks import encode_masks
+from keras_freeze.storage.coding.values import encode_values
 from keras_freeze.storage.container import write_container
 from keras_freeze.storage.creation import only_announced
 from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.header import Entry, Header, OptimizerState, Record, Slot
-from keras_freeze.storage.loading import check_variables, open_base
-from keras_freeze.storage.mask_coding import encode_masks
-from keras_freeze.storage.network import (
+from keras_freeze.storage.keras_model import (
     bits_of,
     build_model,
     config_of,
@@ -52,8 +53,8 @@ from keras_freeze.storage.network import (
     variables_of,
     versions,
 )
-from keras_freeze.storage.sources import guess, scaled
-from keras_freeze.storage.value_coding import encode_values
+from keras_freeze.storage.loading import check_variables, open_base
+from keras_freeze.storage.origin import guess, scaled
 from keras_freeze.storage.vocabularies import set_vocabularies, vocabularies_of
 
 _VALUES = ("float32", "float16", "bfloat16")

@@ -10,9 +10,9 @@ import pytest
 from helpers import blobs, compiled, fit, same_bits, sgd, two_dense_layers, values_of
 
 import keras_freeze as kf
-from keras_freeze.layer_initializers import source_of, starts_of
+from keras_freeze.initializers.of_layers import source_of, starts_of
+from keras_freeze.initializers.portable import Orthogonal, RandomUniform, VarianceScaling
 from keras_freeze.parameters import WEIGHT, classify
-from keras_freeze.portable_initializers import Orthogonal, RandomUniform, VarianceScaling
 
 X, Y = blobs()
 

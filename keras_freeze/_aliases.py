@@ -1,0 +1,58 @@
+"""Names under which modules can be imported besides their own: `import keras_freeze.models`."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+ALIASES = {
+    "datasets": "paper.datasets",
+    "experiments": "paper.experiments",
+    "models": "paper.models",
+    "plots": "paper.figures",
+    "runs": "paper.runs",
+    "saliency": "criteria",
+    "training": "paper.training",
+    "tuning": "paper.tuning",
+}
+"""Where the public modules are that lie deeper in the package."""
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def target_of(name: str) -> str | None:
+    """The full name of the module that an alias such as "keras_freeze.models" stands for."""
+    package, _, rest = name.partition(".")
+    first, dot, deeper = rest.partition(".")
+    if package != _PACKAGE or first not in ALIASES:
+        return None
+    return f"{_PACKAGE}.{ALIASES[first]}{dot}{deeper}"
+
+
+class _AliasImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        if target_of(fullname) is None:
+            return None
+        return importlib.util.spec_from_loader(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        name = target_of(spec.name)
+        assert name is not None
+        return importlib.import_module(name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module has run under its own name."""
+
+
+def install() -> None:
+    """Makes the aliases importable."""
+    if not any(isinstance(finder, _AliasImporter) for finder in sys.meta_path):
+        sys.meta_path.append(_AliasImporter())

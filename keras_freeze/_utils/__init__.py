@@ -1,0 +1,1 @@
+"""Helpers that know nothing of networks: files, text, threads, checks of arguments."""

@@ -1,0 +1,1 @@
+"""Gradients of a model as it is trained: data, loss, training steps, and their side effects."""

@@ -1,0 +1,247 @@
+"""The loss that `fit` minimises and its gradients, with the model left as it was."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from keras_freeze import backend
+from keras_freeze.gradients.data import Batch
+from keras_freeze.gradients.preserve import state_kept
+
+_MAX_CAUSE = 300
+
+# Computes the value of a loss, and what is asked of it times a scale.
+Compute = Callable[[Callable[[], Any], float], tuple[Any, list[Any]]]
+
+
+def loss_gradients(
+    model: keras.Model,
+    variables: list[Any],
+    batches: Iterable[Batch],
+    loss: Any,
+    scale: float,
+    temperature: float = 1.0,
+) -> list[Any]:
+    """The float32 gradients of the loss, summed over the batches.
+
+    The model's outputs are divided by `temperature` before the loss.
+    """
+
+    def compute(loss: Callable[[], Any], scale: float) -> tuple[Any, list[Any]]:
+        return backend.gradients(loss, variables, scale)
+
+    return _summed(model, len(variables), batches, loss, scale, temperature, compute)
+
+
+def hessian_gradient_products(
+    model: keras.Model,
+    variables: list[Any],
+    batches: Iterable[Batch],
+    loss: Any,
+    scale: float,
+    temperature: float,
+) -> list[Any]:
+    """The product H g of the loss's Hessian and gradient in float32, summed over the batches.
+
+    g is the gradient that `loss_gradients` gives, and H the Hessian of the same sum. Both passes
+    start from the same random state, so that they see the same Dropout.
+
+    Raises:
+        ValueError: where the backend has no second derivative of one of the model's operations.
+    """
+    batches = list(batches)
+    gradients = loss_gradients(model, variables, batches, loss, scale, temperature)
+    # A vector of about 1 does not underflow in float16; a power of two changes no digits.
+    size = max((float(ops.max(ops.abs(g))) for g in gradients if g is not None), default=0.0)
+    size = 2.0 ** np.floor(np.log2(size)) if 0.0 < size < np.inf else 1.0
+    vectors = [None if g is None else g / size for g in gradients]
+
+    def compute(loss: Callable[[], Any], scale: float) -> tuple[Any, list[Any]]:
+        return backend.hessian_products(loss, variables, vectors, scale)
+
+    try:
+        products = _summed(model, len(variables), batches, loss, scale, temperature, compute)
+    except LookupError as error:
+        if type(error) is not LookupError:
+            raise
+        raise ValueError(
+            'The criterion "grasp" needs second derivatives, and the backend has none for an '
+            f"operation of this model or its loss: {error}. Use another one, or another criterion."
+        ) from error
+    return [None if p is None else p * size for p in products]
+
+
+def _summed(
+    model: keras.Model,
+    number_of_results: int,
+    batches: Iterable[Batch],
+    loss: Any,
+    scale: float,
+    temperature: float,
+    compute: Compute,
+) -> list[Any]:
+    loss_of = loss_function(model, loss, temperature)
+    total: list[Any] = [None] * number_of_results
+    with state_kept(model):
+        for number, (x, y, sample_weight, weight) in enumerate(batches):
+            results = _of_batch(
+                compute, functools.partial(loss_of, x, y, sample_weight), scale, number
+            )
+            total = [_add(t, r, weight) for t, r in zip(total, results, strict=True)]
+    return total
+
+
+def _of_batch(compute: Compute, loss: Callable[[], Any], scale: float, number: int) -> list[Any]:
+    with data_errors(number):
+        value, results = compute(loss, scale)
+        # A scale that is too large for float16 is halved, as LossScaleOptimizer does.
+        while scale > 1.0 and not _all_finite(results) and np.isfinite(backend.to_numpy(value)):
+            scale /= 2.0
+            value, results = compute(loss, scale)
+    if not np.isfinite(backend.to_numpy(value)).all():
+        raise ValueError(
+            f"The loss of batch {number} is {backend.to_numpy(value)}: look for NaN or infinite "
+            "values in the data, for labels out of range, and for weights that are not finite."
+        )
+    results = [None if r is None else ops.cast(r, "float32") for r in results]
+    if scale == 1.0:  # without a copy of all of them
+        return results
+    return [None if r is None else r / scale for r in results]
+
+
+@contextlib.contextmanager
+def data_errors(number: int | None = None) -> Iterator[None]:
+    """Turns a backend's errors about the data, or about one batch of them, into a ValueError."""
+    try:
+        yield
+    except backend.DATA_ERRORS as error:
+        if backend.is_out_of_memory(error):
+            raise
+        what = "these data" if number is None else f"batch {number}"
+        raise ValueError(
+            f"The model or its loss cannot be computed for {what}, for example because labels are "
+            f"out of range or dtypes or shapes do not match: {backend.cause_of(error)[:_MAX_CAUSE]}"
+        ) from error
+
+
+def _all_finite(results: Iterable[Any]) -> bool:
+    return all(bool(ops.all(ops.isfinite(r))) for r in results if r is not None)
+
+
+def _add(total: Any, result: Any, weight: float) -> Any:
+    if result is None:
+        return total
+    return result * weight if total is None else total + result * weight
+
+
+def loss_function(
+    model: keras.Model, loss: Any, temperature: float
+) -> Callable[[Any, Any, Any], Any]:
+    """The loss of a batch in training mode, as `fit` computes it but for the temperature."""
+    call_arguments = {"training": True} if model._call_has_training_arg else {}
+
+    def predict(x: Any) -> Any:
+        y_pred = model(x, **call_arguments)
+        return y_pred if temperature == 1.0 else _divided(y_pred, temperature)
+
+    if loss is None:
+        if not model.compiled:
+            raise ValueError("The model is not compiled: compile it with a loss, or pass `loss`.")
+
+        def compiled_loss(x: Any, y: Any, sample_weight: Any) -> Any:
+            if y is None and model._compile_loss is not None:
+                raise ValueError("The model's loss needs targets. Received: y=None")
+            y_pred = predict(x)
+            _check_has_loss(model)
+            return model._compute_loss(
+                x=x,
+                y=y,
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                training=True,
+            )
+
+        return compiled_loss
+    if isinstance(loss, (dict, list, tuple)):
+        raise ValueError(
+            "Argument `loss` must be one loss: a Keras loss, its name, or a function of `y_true` "
+            "and `y_pred`. For several outputs give it such a function, or compile the model. "
+            f"Received: loss={loss!r}"
+        )
+    function = keras.losses.get(loss)
+    if not isinstance(function, keras.losses.Loss):
+        function = _mean_loss(function)
+
+    def given_loss(x: Any, y: Any, sample_weight: Any) -> Any:
+        value = function(y, predict(x), sample_weight=sample_weight)
+        return sum(model.losses, start=value)
+
+    return given_loss
+
+
+def _check_has_loss(model: keras.Model) -> None:
+    """Refuses a loss that no data enter, after a forward pass: there, regularizers would decide."""
+    is_compiled_with_one = any(one is not None for one in tree.flatten(model.loss))
+    computes_its_own = (
+        "compute_loss" in vars(model) or type(model).compute_loss is not keras.Model.compute_loss
+    )
+    if is_compiled_with_one or computes_its_own:
+        return
+    if not any(layer._get_own_losses() for layer in model._flatten_layers()):  # of `add_loss`
+        raise ValueError(
+            "The model has no loss that depends on the data, only regularizers or nothing: compile "
+            "it with a loss, pass `loss`, or give the model a `train_step`, a `compute_loss` or an "
+            f"`add_loss` of its own. Received: model={model!r} compiled with loss={model.loss!r}"
+        )
+
+
+def _divided(y_pred: Any, temperature: float) -> Any:
+    def divide(output: Any) -> Any:
+        if keras.backend.standardize_dtype(output.dtype) in ("float16", "bfloat16"):
+            output = ops.cast(output, "float32")
+        return output / temperature
+
+    return tree.map_structure(divide, y_pred)
+
+
+def check_takes_logits(model: keras.Model, loss: Any, temperature: float) -> None:
+    """Refuses a temperature before a loss that takes probabilities."""
+    for one in tree.flatten(model.loss if loss is None else loss):
+        if _takes_probabilities(one):
+            raise ValueError(
+                f'The criterion "grasp" divides the model\'s outputs by temperature={temperature}, '
+                "which is wrong for probabilities, and this loss has from_logits=False. Let the "
+                "model give logits and the loss take them (from_logits=True), or use "
+                f"criterion=GraSP(temperature=1.0). Received: loss={one!r}"
+            )
+
+
+def _takes_probabilities(loss: Any) -> bool:
+    if loss is None:
+        return False
+    if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):
+        return True  # `compile` makes one of the three from it
+    loss = keras.losses.get(loss)
+    if not isinstance(loss, keras.losses.Loss):  # a function
+        parameter = inspect.signature(loss).parameters.get("from_logits")
+        return parameter is not None and parameter.default is False
+    return getattr(loss, "from_logits", None) is False
+
+
+def _mean_loss(function: Callable[[Any, Any], Any]) -> keras.losses.Loss:
+    class MeanLoss(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return function(y_true, y_pred)
+
+    return MeanLoss()
+
+
+def loss_scale(optimizer: Any) -> float:
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return float(optimizer.scale_loss(1.0)) if scaled else 1.0

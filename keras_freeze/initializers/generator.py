@@ -1,0 +1,120 @@
+"""The generator of random numbers, whose bits are part of the file format.
+
+Step by step:
+
+1. Word number i of the weight, in C order, is the i-th 64-bit output of Philox4x64-10 with the key
+   (seed, stream). As in NumPy, the counter is raised before a block of four words is made, so the
+   first block has counter 1.
+2. Bit 63 is the sign (set: negative). Bits 62 to 11 are an integer m and give the fraction
+   f = (m + 1/2) / 2^52, exactly. The other bits are not used.
+3. A distribution turns f into a magnitude in float64, and the magnitude is multiplied by the sign
+   and by a scale that depends on the shape, also in float64:
+   Xavier-normal and standard normal: Q^-1(f / 2), with Q^-1 the upper-tail quantile of N(0, 1) as
+   defined by `upper_quantile`; Kaiming-uniform: f; pm_sigma: 1.
+4. The product is rounded to float32.
+
+Anything that changes a bit needs a new generator name.
+"""
+
+import numpy as np
+
+GENERATOR = "philox4x64-sign-fraction52-v1"
+"""Name and version of the generator; whoever stores a seed stores this with it."""
+
+
+# Q^-1(1/2 - q) / q as a polynomial in q^2, for tail probabilities from 1/8 to 1/2.
+# tools/fit_inverse_normal.py made these constants; lowest power first.
+_CENTRE = (
+    2.5066282746170607,
+    2.624935029752419,
+    5.7725157270284955,
+    15.67081077484963,
+    46.73739005321429,
+    166.36441324695426,
+    -91.99135190835148,
+    15737.055696117528,
+    -224453.7898338477,
+    2627106.942583356,
+    -19997812.160714827,
+    101221590.82795665,
+    -300648809.29873127,
+    417952195.4029503,
+)
+
+
+_TAIL_BEGINS = 0.125
+
+
+# ln(m) = -ln(2) / 2 + s * (polynomial in s^2), s = (m - h) / (m + h), h = sqrt(1/2), 1/2 <= m < 1.
+_LN_2 = 0.6931471805599453
+
+
+_SQRT_HALF = 0.7071067811865476
+
+
+_LOG_SERIES = (
+    1.9999999999999993,
+    0.6666666666680505,
+    0.3999999995464538,
+    0.28571433645630606,
+    0.22222031288526592,
+    0.18179712537940082,
+    0.15655154720003522,
+    0.09496189194396737,
+)
+
+
+# Q^-1(p) as a polynomial in x = A - B / (sqrt(-ln p) + 4), down to p = 2^-54, where x is 1.
+_TAIL_A = 3.3276543708102597
+
+
+_TAIL_B = 23.55121144186526
+
+
+_TAIL = (
+    3.7842343864015167,
+    3.2560460317490905,
+    0.8520327950458199,
+    0.28654916767634686,
+    0.07743957480735476,
+    0.02582486508716629,
+    0.006966640889856989,
+    0.002348254901935576,
+    0.0006229837901352244,
+    0.00021611158919248352,
+    5.23674981585438e-05,
+    1.8775434260273204e-05,
+    6.479589891179265e-06,
+    2.6412464129472416e-06,
+)
+
+
+def split_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Turn 64-bit words into signs (1.0 or -1.0) and fractions in (0, 1), both float64."""
+    signs = 1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)
+    integers = (words >> np.uint64(11)) & np.uint64(2**52 - 1)
+    return signs, (integers.astype(np.float64) + 0.5) * 2.0**-52
+
+
+def upper_quantile(p: np.ndarray) -> np.ndarray:
+    """The z that a standard normal variable exceeds with probability p, for 2^-54 <= p < 1/2.
+
+    Its bits are part of the format: no operation here may be reordered, fused or replaced.
+    """
+    q = 0.5 - p
+    z = q * _polynomial(_CENTRE, q * q)
+    tail = np.flatnonzero(p < _TAIL_BEGINS)
+    mantissa, exponent = np.frexp(p[tail])
+    s = (mantissa - _SQRT_HALF) / (mantissa + _SQRT_HALF)
+    log_p = (exponent - 0.5) * _LN_2 + s * _polynomial(_LOG_SERIES, s * s)
+    z[tail] = _polynomial(_TAIL, _TAIL_A - _TAIL_B / (np.sqrt(-log_p) + 4.0))
+    return z
+
+
+def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
+    """Horner's rule, every product rounded before the next sum."""
+    result = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result *= x
+        result += coefficient
+    return result

@@ -1,0 +1,266 @@
+"""Which initializer each variable of a model has, and the values that it gives."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze.initializers.portable import SEEDED, ParameterizedInitializer
+from keras_freeze.initializers.seeded import ConstantSigma, SeededInitializer
+from keras_freeze.parameters import Parameter, path_of
+from keras_freeze.starts import INITIALIZER, SEED, Source, Start
+from keras_freeze.storage.bits import checksum
+
+# What layers of Keras give to variables without keeping it in an attribute.
+_WITHOUT_ATTRIBUTE: dict[tuple[type, str], Callable[[Any], Any]] = {
+    (keras.layers.AdditiveAttention, "scale"): lambda _: keras.initializers.GlorotUniform(),
+    (keras.layers.Attention, "scale"): lambda _: keras.initializers.Ones(),
+    (keras.layers.Attention, "concat_score_weight"): lambda _: keras.initializers.Ones(),
+    (keras.layers.RMSNormalization, "scale"): lambda _: keras.initializers.Ones(),
+    (keras.layers.ReversibleEmbedding, "reverse_embeddings"): (
+        lambda layer: layer.embeddings_initializer
+    ),
+    (keras.layers.STFTSpectrogram, "real_kernel"): lambda layer: _stft("real", layer),
+    (keras.layers.STFTSpectrogram, "imag_kernel"): lambda layer: _stft("imag", layer),
+}
+
+# Initializers of Keras that draw nothing, with the same values in every version.
+_EXACT = ("Zeros", "Ones", "Constant", "Identity", "ConstantSigma")
+
+
+def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
+    """For each variable, by its id, the layer and the attribute that hold its initializer.
+
+    A layer of the user's own need not have the attribute; `reinitialize` and `load` set it.
+    """
+    return {
+        id(variable): (layer, attribute_of(layer, variable))
+        for layer in model._flatten_layers()
+        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]
+    }
+
+
+def attribute_of(layer: Any, variable: Any) -> str:
+    """Under which name a layer keeps, or would keep, the initializer of one of its variables."""
+    name = path_of(variable).rsplit("/", 1)[-1]
+    usual = f"{name}_initializer"
+    names = [usual, f"{name.removesuffix('_kernel')}_initializer"]  # LSTM's recurrent_initializer
+    if name == "kernel":
+        names.append("depthwise_initializer")  # DepthwiseConv
+    return next((one for one in names if callable(getattr(layer, one, None))), usual)
+
+
+def initializer_in(layer: Any, attribute: str) -> Any:
+    """The initializer of a layer's variable; None if the layer does not keep it.
+
+    Args:
+        layer, attribute: as `initializers_of` gives them.
+    """
+    initializer = getattr(layer, attribute, None)
+    if callable(initializer):
+        return initializer
+    name = attribute.removesuffix("_initializer")
+    known = (_WITHOUT_ATTRIBUTE.get((base, name)) for base in type(layer).__mro__)
+    return next((make(layer) for make in known if make is not None), None)
+
+
+def kernel_axes(layer: Any, initializer: Any) -> dict[str, list[int]]:
+    """The axes that an EinsumDense tells its initializer, which its fans depend on; else none."""
+    is_scaling = isinstance(initializer, keras.initializers.VarianceScaling)
+    if not is_scaling or not isinstance(layer, keras.layers.EinsumDense):
+        return {}
+    if initializer.input_axes is not None and initializer.output_axes is not None:
+        return {}
+    kernel, outputs = layer.equation.split(",")[1].split("->")
+    return {
+        "input_axes": [i for i, axis in enumerate(kernel) if axis not in outputs],
+        "output_axes": [i for i, axis in enumerate(kernel) if axis in outputs],
+    }
+
+
+def source_of(layer: Any, attribute: str) -> Source | None:
+    """The source that a layer's initializer is, if it gives the same values again; else None."""
+    initializer = initializer_in(layer, attribute)
+    for name, distribution in SEEDED.items():
+        if type(initializer) is distribution:
+            is_plain = not isinstance(initializer, ParameterizedInitializer)
+            parameters = {} if is_plain else initializer.parameters
+            return Source(SEED, name, initializer.seed, initializer.stream, parameters)
+    if not _is_known(type(initializer)):
+        return None
+    config = {**initializer.get_config(), **kernel_axes(layer, initializer)}
+    if "seed" in config:
+        # One that was made without a seed has drawn one, which its config leaves out.
+        config["seed"] = _drawn_seed(initializer)
+        if config["seed"] is None:
+            return None
+    described = keras.initializers.serialize(type(initializer).from_config(config))
+    if isinstance(initializer, keras.initializers.Identity):  # whose config leaves its gain out
+        described["config"] = {"gain": initializer.gain}
+    return Source(INITIALIZER, config=described)
+
+
+def initializer_of(source: Source) -> keras.initializers.Initializer:
+    """The initializer that a source of kind `SEED` or `INITIALIZER` describes.
+
+    Nothing but an initializer is ever made: sources come from files.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if source.kind == SEED:
+        if source.distribution not in SEEDED:
+            raise ValueError(f"There is no distribution {source.distribution!r:.100}.")
+        try:
+            return SEEDED[source.distribution](
+                seed=source.seed, stream=source.stream, **source.parameters
+            )
+        except TypeError as error:
+            raise ValueError(
+                f"The distribution {source.distribution!r} has other parameters: {error}"
+            ) from error
+    described = source.config or {}
+    named = described.get("class_name")
+    made: Any = getattr(keras.initializers, str(named), None)
+    made = ConstantSigma if named == "ConstantSigma" else made
+    config = described.get("config")
+    if not _is_known(made) or not isinstance(config, dict) or not _is_plain(config):
+        raise ValueError(f"Keras makes no initializer of {described!r:.200}.")
+    try:
+        return made.from_config(config)
+    except Exception as error:  # Keras raises anything for a config that is not one
+        raise ValueError(f"Keras cannot make the initializer {described!r:.200}.") from error
+
+
+def draw(source: Source, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The values that a source of kind `SEED` or `INITIALIZER` gives.
+
+    Raises:
+        ValueError: if it gives no such values.
+    """
+    initializer = initializer_of(source)
+    expected = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    if isinstance(initializer, SeededInitializer):
+        return initializer.values(shape).astype(expected)
+    try:
+        values: np.ndarray = keras.ops.convert_to_numpy(initializer(shape, dtype=dtype))
+        if (values.shape, values.dtype) != (shape, expected):
+            raise ValueError(f"they are {values.dtype} of shape {values.shape}")
+    except Exception as error:  # as above
+        raise ValueError(
+            f"Keras's initializer {source.config} gives no {dtype} values of shape {shape}: {error}"
+        ) from error
+    return values
+
+
+def is_portable(source: Source) -> bool:
+    """Whether a source gives the same values with every backend and version."""
+    return source.kind != INITIALIZER or (source.config or {}).get("class_name") in _EXACT
+
+
+def starts_of(
+    model: keras.Model, parameters: Sequence[Parameter], known: Mapping[int, Start] | None = None
+) -> dict[int, Start]:
+    """What variables were drawn from, by their positions, where they still have these values.
+
+    One whose initializer is not known or gives other values, because others were loaded, say, has
+    no start.
+
+    Args:
+        model: the model, whose layers keep the initializers.
+        parameters: some of its variables.
+        known: starts that were found before, for layers that have lost their initializers since.
+    """
+    holders = initializers_of(model)
+    held = [p for p in parameters if id(p.variable) in holders]
+    sources = [source_of(*holders[id(p.variable)]) for p in held]
+    pairs = [(p, s) for p, s in zip(held, sources, strict=True) if s is not None]
+    with ThreadPoolExecutor() as executor:
+        starts = list(executor.map(lambda pair: _start(*pair), pairs))
+    found = {p.position: s for (p, _), s in zip(pairs, starts, strict=True) if s is not None}
+    for p in parameters:
+        start = (known or {}).get(p.position)
+        if start is not None and checksum_of(backend.to_numpy(p.variable)) == start.checksum:
+            found.setdefault(p.position, start)
+    return found
+
+
+def model_in_use(variables: Sequence[Any]) -> keras.Model | None:
+    """The model that these variables belong to, if a function that is running has it.
+
+    An optimizer is given variables and no layers; but whoever trains has the model at hand: `fit`,
+    or a loop of the user's own.
+    """
+    wanted = {id(variable) for variable in variables}
+    models = models_in_use()
+    return next((m for m in models if wanted <= set(map(id, m.trainable_variables))), None)
+
+
+def models_in_use() -> Iterator[keras.Model]:
+    """The models that functions which are running have, the innermost function's first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            # What `tf.train.Checkpoint` restores is an attribute of its.
+            values = vars(value).values() if type(value).__name__ == "Checkpoint" else ()
+            yield from (one for one in (value, *values) if isinstance(one, keras.Model))
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def checksum_of(values: np.ndarray) -> int:
+    """CRC-32 of an array's values as little-endian bytes."""
+    bits = np.ascontiguousarray(values).reshape(-1).view(f"u{values.dtype.itemsize}")
+    return checksum(bits)
+
+
+def present_versions() -> str:
+    """The versions that decide which numbers an initializer of Keras gives."""
+    return f"Keras {keras.__version__} on {keras.backend.backend()} {backend.VERSION}"
+
+
+def _start(parameter: Parameter, source: Source) -> Start | None:
+    variable = parameter.variable
+    dtype = str(keras.backend.standardize_dtype(variable.dtype))
+    try:
+        drawn = draw(source, tuple(variable.shape), dtype)
+    except ValueError:
+        return None
+    digest = checksum_of(drawn)
+    if digest != checksum_of(backend.to_numpy(variable)):
+        return None
+    return Start(source, digest, "" if is_portable(source) else present_versions())
+
+
+def _drawn_seed(initializer: Any) -> int | None:
+    """The seed as an integer; of a generator that which its first use has given."""
+    seed = getattr(initializer, "seed", None)
+    if isinstance(seed, keras.random.SeedGenerator):
+        return int(backend.to_numpy(seed.state)[0])
+    return seed if isinstance(seed, int) else None
+
+
+def _is_known(kind: Any) -> bool:
+    if kind is ConstantSigma:
+        return True
+    is_initializer = isinstance(kind, type) and issubclass(kind, keras.initializers.Initializer)
+    return is_initializer and kind.__module__.startswith("keras.")
+
+
+def _is_plain(config: Any) -> bool:
+    """Whether a configuration names nothing that Keras would look up, but for arrays."""
+    if isinstance(config, (list, tuple)):
+        return all(map(_is_plain, config))
+    if not isinstance(config, dict):
+        return True
+    if "class_name" in config:
+        return config["class_name"] in ("__numpy__", "__tensor__")
+    return all(map(_is_plain, config.values()))
+
+
+def _stft(side: str, layer: Any) -> Any:
+    return keras.initializers.STFT(side, layer.window, layer.scaling, layer.periodic)

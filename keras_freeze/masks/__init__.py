@@ -1,0 +1,1 @@
+"""Freezing masks: which weights are trained, how they are selected, and whose they are."""

@@ -1,0 +1,187 @@
+"""How many weights are trained and which: exact counts, ties broken by position (NumPy alone)."""
+
+import math
+import numbers
+import operator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+# The fourth counter word of the generator in `rescue_index`. It keeps these draws apart from any
+# other use of the same seed.
+_RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
+
+
+def check_freeze_rate(freeze_rate: Any) -> float:
+    """Checks a freezing rate q and gives it as a Python float.
+
+    Args:
+        freeze_rate: A real number in [0, 1]. A NumPy number means the decimal it prints:
+            `np.float32(0.9)` is 0.9, not 0.89999998.
+
+    Returns:
+        The rate.
+
+    Raises:
+        TypeError: If `freeze_rate` is no real number; booleans are none here.
+        ValueError: If it is NaN or outside [0, 1].
+
+    Example:
+        >>> check_freeze_rate(np.float32(0.9))
+        0.9
+    """
+    if isinstance(freeze_rate, (bool, np.bool_)) or not isinstance(freeze_rate, numbers.Real):
+        raise TypeError(
+            "`freeze_rate` must be a number in [0, 1]. "
+            f"Received: freeze_rate={freeze_rate!r} (of type {type(freeze_rate).__name__})"
+        )
+    rate = float(str(freeze_rate) if isinstance(freeze_rate, np.floating) else freeze_rate)
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(
+            f"`freeze_rate` must be a number in [0, 1]. Received: freeze_rate={freeze_rate}"
+        )
+    return rate + 0.0  # -0.0 becomes 0.0
+
+
+def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
+    """Counts the weights that a freezing rate leaves trainable: floor((1 - q) |W|).
+
+    The rate is taken as the decimal number it prints, so that q = 0.9 of 430,500 weights leaves
+    43,050 and not, as in binary floating point, 43,049.
+
+    Args:
+        freeze_rate: The freezing rate q in [0, 1].
+        num_weights: |W|, an integer of at least 0.
+
+    Returns:
+        The number of trained weights (the paper's algorithm 1, line 3).
+
+    Raises:
+        TypeError: If an argument is no number.
+        ValueError: If the rate is outside [0, 1] or the count negative.
+
+    Example:
+        >>> num_trained_weights(0.9, 430_500)
+        43050
+    """
+    rate = Fraction(str(check_freeze_rate(freeze_rate)))
+    count = operator.index(num_weights)
+    if count < 0:
+        raise ValueError(f"`num_weights` must be at least 0. Received: num_weights={num_weights}")
+    return math.floor((1 - rate) * count)
+
+
+def rescue_index(seed: int, position: int, size: int) -> int:
+    """Draws which weight is trained in a layer that would be left without any.
+
+    The index is `(r * size) >> 64` for the first 64-bit word r of Philox 4x64 (ten rounds) with
+    the key `(seed, position)` and the counter `(1, 0, 0, 0x726573637565)`: uniform up to
+    `size / 2**64`, and the same everywhere.
+
+    Args:
+        seed: An integer in [0, 2**64).
+        position: The variable's position among those the optimizer is built with.
+        size: The number of weights to choose from, at least 1.
+
+    Returns:
+        An index into the flattened weights.
+
+    Raises:
+        TypeError: If an argument is no integer.
+        ValueError: If an argument is out of range.
+    """
+    seed, position, size = (operator.index(value) for value in (seed, position, size))
+    for name, value in (("seed", seed), ("position", position)):
+        if not 0 <= value < 2**64:
+            raise ValueError(f"`{name}` must be in [0, 2**64). Received: {name}={value}")
+    if size < 1:
+        raise ValueError(f"`size` must be at least 1. Received: size={size}")
+    # NumPy steps the counter before it draws, hence the 1 in the docstring.
+    counter = np.array([0, 0, 0, _RESCUE_STREAM], np.uint64)
+    key = np.array([seed, position], np.uint64)
+    word = int(np.random.Philox(counter=counter, key=key).random_raw())
+    return (word * size) >> 64
+
+
+def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
+    """Marks the k largest scores over all arrays together, exactly k of them.
+
+    Ties go to the earlier array, and within an array to the lower flat index. No comparison with
+    a threshold alone: where most scores are exactly 0 that would select them all.
+
+    Args:
+        scores: Arrays of any shapes, taken as float32. Signed scores are ordered as they are.
+        k: How many to mark, from 0 to the number of scores.
+
+    Returns:
+        One boolean array for each array of scores, of its shape.
+
+    Raises:
+        ValueError: If a score is NaN or infinite, or `k` is out of range.
+
+    Example:
+        >>> select_top([np.array([1.0, 3.0]), np.array([3.0, 2.0])], 2)
+        [array([False,  True]), array([ True, False])]
+    """
+    arrays = _as_float32(scores)
+    for index, array in enumerate(arrays):
+        if not np.isfinite(array).all():
+            raise ValueError(f"Scores must be finite. Received: scores[{index}] has NaN or Inf")
+    total = sum(array.size for array in arrays)
+    if not 0 <= k <= total:
+        raise ValueError(f"`k` must be between 0 and {total}, the number of scores. Received: {k=}")
+    if k == 0:
+        return [np.zeros(array.shape, bool) for array in arrays]
+
+    threshold = _kth_largest(arrays, k)
+    selected = [np.greater(array, threshold).reshape(-1) for array in arrays]
+    missing = k - sum(int(np.count_nonzero(chosen)) for chosen in selected)
+    for array, chosen in zip(arrays, selected, strict=True):
+        if missing == 0:
+            break
+        ties = np.flatnonzero(array.reshape(-1) == threshold)[:missing]
+        chosen[ties] = True
+        missing -= ties.size
+    return [chosen.reshape(array.shape) for array, chosen in zip(arrays, selected, strict=True)]
+
+
+def _as_float32(scores: Sequence[Any]) -> list[np.ndarray]:
+    with np.errstate(over="ignore"):  # the infinities that come of it are refused
+        return [np.asarray(score, np.float32) for score in scores]
+
+
+def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
+    # Radix selection: count the upper halves of all keys, then the lower halves of those keys
+    # whose upper half is the one looked for. Piece by piece it needs next to no memory, and takes
+    # the same time however many ties there are; `np.partition` is slow on halfway tied scores.
+    upper_counts = np.zeros(1 << 16, np.int64)
+    for keys in _sortable_keys(arrays):
+        upper_counts += np.bincount(keys >> 16, minlength=1 << 16)
+    upper, remaining = _bin_from_top(upper_counts, k)
+    lower_counts = np.zeros(1 << 16, np.int64)
+    for keys in _sortable_keys(arrays):
+        lower_counts += np.bincount(keys[keys >> 16 == upper] & 0xFFFF, minlength=1 << 16)
+    lower, _ = _bin_from_top(lower_counts, remaining)
+    key = upper << 16 | lower
+    bits = key ^ 0x80000000 if key & 0x80000000 else key ^ 0xFFFFFFFF
+    return np.uint32(bits).view(np.float32)
+
+
+def _sortable_keys(arrays: list[np.ndarray], piece: int = 1 << 18) -> Iterator[np.ndarray]:
+    """Gives float32 scores piece by piece as unsigned integers of the same order."""
+    for array in arrays:
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, piece):
+            bits = (flat[start : start + piece] + np.float32(0)).view(np.uint32)  # no -0.0
+            negative = (bits.view(np.int32) >> 31).view(np.uint32)  # all ones, or all zeros
+            yield bits ^ (negative | np.uint32(0x80000000))
+
+
+def _bin_from_top(counts: np.ndarray, k: int) -> tuple[int, int]:
+    """Finds the bin that holds the k-th largest, and its place, from 1, within the bin."""
+    from_top = np.cumsum(counts[::-1])
+    index = int(np.searchsorted(from_top, k))
+    above = int(from_top[index - 1]) if index else 0
+    return counts.size - 1 - index, k - above

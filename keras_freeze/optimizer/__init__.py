@@ -1,0 +1,1 @@
+"""FreezeOptimizer, the two updates that it chooses from, and what it writes to checkpoints."""

@@ -1,0 +1,220 @@
+"""An inner optimizer that is given vectors of the trained weights alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze.masks.frozen_variables import Claim
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.optimizer.update import Step, Update, _variable
+from keras_freeze.parameters import Parameter
+
+# Above so many entries, a copy of a variable takes longer than a few small operations.
+_LARGE = 2**18
+
+
+# Indices are 32-bit integers.
+_MOST_ENTRIES = 2**31 - 1
+
+
+class CompactUpdate(Update):
+    """The inner optimizer sees one vector of trained weights per kernel.
+
+    Args:
+        trained_counts: how many entries of each variable are trained; None where the variable is
+            outside the mask and trained whole.
+        mask: the mask with these counts; None if it is read from a file later.
+
+    Attributes:
+        has_mask: whether the mask is known yet.
+        indices: for the position of each variable that is trained in part, a variable with the
+            flat, sorted indices of its trained entries.
+        blocks: what else goes by the mask of one of these variables, by position: set by
+            `sparse_gradients`.
+        has_dropped_blocks: whether a function may use blocks that are no longer there.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        parameters: Sequence[Parameter],
+        frozen_weights: str,
+        l2: float,
+        trained_counts: Sequence[int | None],
+        mask: FreezeMask | None,
+    ) -> None:
+        num_rescued = 0 if mask is None else mask.num_rescued
+        super().__init__(inner, parameters, frozen_weights, l2, num_rescued)
+        self.trained_counts = list(trained_counts)
+        self.has_mask = mask is not None
+        self.indices: dict[int, Any] = {}
+        self.blocks: dict[int, Any] = {}
+        self.has_dropped_blocks = False
+        self._values: dict[int, Any] = {}
+        chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
+        for position, count in self._partly_trained():
+            variable = parameters[position].variable
+            if parameters[position].size > _MOST_ENTRIES:
+                raise ValueError(
+                    f"A variable may have at most {_MOST_ENTRIES} entries. "
+                    f"Received: {parameters[position].path!r} of shape {tuple(variable.shape)}"
+                )
+            indices = (
+                np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
+            )
+            self.indices[position] = _variable(indices, "int32", f"trained_indices_{position}")
+            values = backend.gather(variable, indices)
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            path = parameters[position].path
+            self._values[position] = _variable(values, dtype, path.split("/")[-1], path)
+        self._exclude_vectors_from_decay()
+        self._build_inner([v for p in parameters if (v := self._seen_by_inner(p)) is not None])
+        # Vectors are read from the weights in each step: a checkpoint has no use for them.
+        backend.untrack(self.inner, "_trainable_variables")
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, *self.indices.values()]
+
+    @property
+    def vectors(self) -> list[Any]:
+        """What the inner optimizer sees of the variables that are trained in part."""
+        return list(self._values.values())
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        if not self.has_mask:
+            return None
+        trained = {}
+        for position, count in enumerate(self.trained_counts):
+            if count is None:
+                continue
+            trained[position] = self.trained(position)
+        return self._make_mask(trained, self.num_rescued)
+
+    @property
+    def claims(self) -> list[Claim]:
+        if not self.has_mask:
+            return []
+        return [
+            self._claim(position, _reader_of_indices(self.indices.get(position), p.variable.shape))
+            for position, p in enumerate(self.parameters)
+            if self.trained_counts[position] is not None
+        ]
+
+    def position_of(self, variable: Any) -> int | None:
+        """A variable's position; None if it is not among those that are updated."""
+        # By identity: in a layer's call, Keras may show other values than the variable's own.
+        found = (p.position for p in self.parameters if p.variable is variable)
+        return next(found, None)
+
+    def trained(self, position: int) -> np.ndarray:
+        """The mask of one variable."""
+        shape = self.parameters[position].variable.shape
+        return _reader_of_indices(self.indices.get(position), shape)()
+
+    def accepts(self, mask: FreezeMask, compact: bool) -> bool:
+        counts = {e.position: int(e.trained.sum()) for e in mask.entries}
+        return compact and self.trained_counts == [counts.get(p.position) for p in self.parameters]
+
+    def replace_mask(self, mask: FreezeMask) -> None:
+        chosen = {e.position: e.trained for e in mask.entries}
+        for position, indices in self.indices.items():
+            indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
+        self.num_rescued = mask.num_rescued
+        self.has_mask = True
+
+    def drop_blocks(self) -> None:
+        """Forgets `blocks`, which functions that were traced with them go on to use."""
+        self.has_dropped_blocks = self.has_dropped_blocks or bool(self.blocks)
+        self.blocks.clear()
+
+    def update_blocks(self) -> None:
+        """Tells `blocks` what the indices are now."""
+        for position, block in self.blocks.items():
+            block.assign(self.trained(position))
+
+    def apply(self, step: Step) -> None:
+        if not self.has_mask:
+            raise ValueError(
+                "This FreezeOptimizer was made from a configuration that says how many weights are "
+                "trained but not which: load the state that was saved with it, or call "
+                "`keras_freeze.freeze(model, ...)` first."
+            )
+        self._check_complete(self.indices, step)
+        gradients, variables = [], []
+        for gradient, variable, position in step:
+            if position not in self.indices:
+                gradients.append(self._with_l2(gradient, variable))
+                variables.append(variable)
+            elif self.trained_counts[position]:
+                values, indices = self._values[position], self.indices[position]
+                values.assign(backend.gather(variable, indices))
+                if gradient is not None:
+                    gradient = backend.gather_gradient(gradient, variable, indices)
+                gradients.append(self._with_l2(gradient, values))
+                variables.append(values)
+        factor = self._update_inner(gradients, variables)
+        changed = [
+            (variable, position)
+            for gradient, variable, position in step
+            if position in self.indices and (gradient is not None or factor is not None)
+        ]
+        zero = None
+        if any(self.parameters[position].size > _LARGE for _, position in changed):
+            zero = backend.zero_after(variables)
+        for variable, position in changed:
+            self._write_back(variable, position, zero, factor)
+
+    def retire(self) -> None:
+        # XLA leaves out what it would write outside a variable.
+        for position, indices in self.indices.items():
+            outside = self.parameters[position].size
+            indices.assign(np.full(tuple(indices.shape), outside, "int32"))
+
+    def _write_back(self, variable: Any, position: int, zero: Any, factor: Any) -> None:
+        indices, values = self.indices[position], self._values[position]
+        if zero is not None:
+            indices = indices + zero
+        if factor is not None:
+            backend.scale_and_scatter(variable, indices, values, factor)
+        if not self.trained_counts[position]:
+            return
+        if factor is None:
+            backend.scatter(variable, indices, values)
+        if getattr(variable, "constraint", None) is not None:
+            allowed = variable.constraint(variable)
+            backend.scatter(variable, indices, backend.gather(allowed, indices))
+
+    def _exclude_vectors_from_decay(self) -> None:
+        """Excludes from decoupled decay the vectors of variables that the user has excluded."""
+        excluded: set[Any] = getattr(self.inner, "_exclude_from_weight_decay", set())
+        for position, values in self._values.items():
+            if self.inner._var_key(self.parameters[position].variable) in excluded:
+                excluded.add(self.inner._var_key(values))
+
+    def _partly_trained(self) -> Iterator[tuple[int, int]]:
+        for position, count in enumerate(self.trained_counts):
+            if count is not None and count < self.parameters[position].size:
+                yield position, count
+
+    def _seen_by_inner(self, parameter: Parameter) -> Any:
+        """What the inner optimizer is built with for a variable, or None."""
+        if parameter.position not in self.indices:
+            return parameter.variable
+        return self._values[parameter.position] if self.trained_counts[parameter.position] else None
+
+
+def _reader_of_indices(indices: Any, shape: Sequence[int]) -> Callable[[], np.ndarray]:
+    """What reads a variable's mask from the indices of what is trained; None means all of it."""
+
+    def read() -> np.ndarray:
+        array = np.full(tuple(shape), indices is None)
+        if indices is not None:
+            array.reshape(-1)[backend.to_numpy(indices)] = True
+        return array
+
+    return read

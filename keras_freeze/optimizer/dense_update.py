@@ -1,0 +1,288 @@
+"""An inner optimizer that is given whole variables; frozen entries are restored after each step."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_freeze import backend, criteria
+from keras_freeze.masks.frozen_variables import Claim, ReadMask
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.selection import num_trained_weights, rescue_index
+from keras_freeze.optimizer.inner_optimizer import _with_averages
+from keras_freeze.optimizer.update import Step, Update, _variable
+from keras_freeze.parameters import Parameter, frozen_candidates, warn_of_unknown
+
+
+class FullShapeUpdate(Update):
+    """The inner optimizer sees whole variables; frozen entries are restored after each step.
+
+    Args:
+        mask: the mask; None if the first batch decides it, by the following.
+        freeze_rate, criterion, seed: how the mask is chosen.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        parameters: Sequence[Parameter],
+        frozen_weights: str,
+        l2: float,
+        mask: FreezeMask | None,
+        freeze_rate: float,
+        criterion: str | criteria.Criterion,
+        seed: int,
+    ) -> None:
+        super().__init__(inner, parameters, frozen_weights, l2)
+        self._criterion = criterion
+        self._seed = seed
+        self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
+        self._num_trained = num_trained_weights(freeze_rate, sum(self._candidates.values()))
+        self._warns_of_unknown = freeze_rate > 0
+        self._rescued = {
+            position: rescue_index(seed, position, size)
+            for position, size in self._candidates.items()
+            if size and freeze_rate < 1.0
+        }
+        self._decided = _variable(np.array(mask is not None), "bool", "mask_decided")
+        self._masks = {
+            position: _variable(trained, "bool", f"mask_{position}")
+            for position, trained in self._initial_masks(mask, freeze_rate).items()
+        }
+        # Whether a mask came from elsewhere: while JAX traces a step, the variables do not tell.
+        self._is_given = mask is not None
+        if mask is not None:
+            self.num_rescued = mask.num_rescued
+        self._build_inner([p.variable for p in parameters])
+
+    def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
+        shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
+        if mask is None and self._criterion == criteria.RANDOM:
+            # It needs no gradients: it waits here until the first batch adopts it.
+            scores = [criteria.random_scores(s, self._seed, p) for p, s in shapes.items()]
+            mask = FreezeMask.from_scores(
+                scores, freeze_rate, seed=self._seed, positions=list(shapes)
+            )
+        if mask is None:
+            return {position: np.ones(shape, bool) for position, shape in shapes.items()}
+        return {entry.position: entry.trained for entry in mask.entries}
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*super().variables, self._decided, *self._masks.values()]
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        if not bool(backend.to_numpy(self._decided)):
+            return None
+        trained = {position: backend.to_numpy(mask) for position, mask in self._masks.items()}
+        return self._make_mask(trained, self._count_rescued(trained))
+
+    @property
+    def claims(self) -> list[Claim]:
+        return [
+            self._claim(position, _reader_of_mask(mask, self._decided))
+            for position, mask in self._masks.items()
+        ]
+
+    def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
+        if not self.found:
+            return self.num_rescued
+        return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
+
+    def accepts(self, mask: FreezeMask, compact: bool) -> bool:
+        return not compact and [e.position for e in mask.entries] == list(self._masks)
+
+    def replace_mask(self, mask: FreezeMask) -> None:
+        for entry in mask.entries:
+            self._masks[entry.position].assign(entry.trained)
+        self.num_rescued = mask.num_rescued
+        self._is_given = True
+        self.found = False
+        self._decided.assign(True)
+
+    def apply(self, step: Step) -> None:
+        if not self.found or (self._is_partial(step) and self.is_decided):
+            self._step(step)
+            return
+        frozen_candidates(self.parameters)  # refuses to decide about nothing
+        if self._warns_of_unknown and not self.is_decided:
+            warn_of_unknown(self.parameters, stacklevel=2)
+        self._warns_of_unknown = False
+        gradients = [gradient for gradient, _, _ in step]
+
+        def step_with(gradients: list[Any]) -> Step:
+            return [(g, v, p) for g, (_, v, p) in zip(gradients, step, strict=True)]
+
+        decided_before = backend.read(self._decided)
+        backend.run_if(
+            ops.logical_not(decided_before), lambda g: self._decide(step_with(g)), gradients
+        )
+        # The first gradient is the dense network's, which "zero" has just replaced.
+        may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
+        backend.run_if(may_step, lambda g: self._step(step_with(g)), gradients)
+
+    def _is_partial(self, step: Step) -> bool:
+        """Whether a step leaves out weights, so that it cannot decide about them."""
+        return not self._candidates.keys() <= {position for _, _, position in step}
+
+    @property
+    def is_decided(self) -> bool | None:
+        """Whether there is a mask; None where that cannot be known."""
+        decided = backend.known_value(self._decided)
+        return None if decided is None else bool(decided)
+
+    def retire(self) -> None:
+        for mask in self._masks.values():
+            mask.assign(np.zeros(tuple(mask.shape), bool))
+        self._decided.assign(True)
+
+    def _decide(self, step: Step) -> None:
+        """Finds the mask from the weights and gradients of this batch (the paper's algorithm 1)."""
+        if not self._is_given:
+            criteria.check_one_process()
+        if self._criterion == criteria.RANDOM:
+            self._adopt({position: mask.value for position, mask in self._masks.items()}, True)
+            return
+        if criteria.as_grasp(self._criterion) is not None:
+            raise ValueError(
+                'The criterion "grasp" needs the Hessian of the loss, which an optimizer is not '
+                "given: call `keras_freeze.freeze(model, x, y)` before the first step."
+            )
+        gradients = {position: gradient for gradient, _, position in step}
+        missing = [self.parameters[p].path for p in self._candidates if p not in gradients]
+        if missing:
+            raise ValueError(
+                "The first step decides which weights are trained, so that it needs the gradients "
+                f"of all of them. Missing: {', '.join(missing)}. Call `keras_freeze.freeze` first, "
+                "or apply all gradients at once."
+            )
+        summed = backend.sum_over_replicas([gradients[p] for p in self._candidates])
+        scores = [self._scores(p, g) for p, g in zip(self._candidates, summed, strict=True)]
+        finite = [ops.all(ops.isfinite(s)) for s in scores]
+        checks = [
+            backend.require(
+                ok,
+                f"The saliency of {self.parameters[position].path!r} is not finite in the first "
+                "batch: look for NaN or infinite values in the data, the loss and the weights.",
+            )
+            for ok, position in zip(finite, self._candidates, strict=True)
+        ]
+        if self._num_trained:
+            all_zero = ops.all(ops.concatenate(scores) == 0.0)
+            backend.call_if(all_zero, criteria.warn_of_zero_scores)
+        with backend.after(checks):
+            # XLA cannot raise: there, a batch that is not finite decides nothing.
+            self._adopt(self._top(scores), ops.all(ops.stack(finite)))
+
+    def _scores(self, position: int, gradient: Any) -> Any:
+        parameter = self.parameters[position]
+        if gradient is not None:
+            gradient = ops.cast(gradient, "float32")
+            gradient = gradient / (self.inner.loss_scale_factor or 1.0)
+        weights = backend.read(parameter.variable)
+        scores = ops.reshape(
+            criteria.score(self._criterion, weights, gradient, parameter.path), [-1]
+        )
+        # XLA sorts -0.0 below 0.0, which are a tie.
+        return ops.where(scores == 0.0, 0.0, scores)
+
+    def _top(self, scores: list[Any]) -> dict[int, Any]:
+        flat = backend.top_k_mask(ops.concatenate(scores), self._num_trained)
+        ends = np.cumsum(list(self._candidates.values()))
+        masks = {}
+        for (position, size), end in zip(self._candidates.items(), ends, strict=True):
+            mask = flat[end - size : end]
+            if position in self._rescued:
+                one = np.arange(size) == self._rescued[position]
+                mask = ops.where(ops.any(mask), mask, one)
+            masks[position] = ops.reshape(mask, self.parameters[position].variable.shape)
+        return masks
+
+    def _adopt(self, masks: dict[int, Any], holds: Any) -> None:
+        """Takes over masks if `holds`."""
+        for position, mask in masks.items():
+            mask = ops.where(holds, mask, self._masks[position].value)
+            self._masks[position].assign(mask)
+            if self.frozen_weights == "zero":
+                kept = ops.logical_or(mask, ops.logical_not(holds))
+                variable = self.parameters[position].variable
+                zeros = ops.zeros(variable.shape, variable.dtype)
+                variable.assign(ops.where(kept, variable.value, zeros))
+        self._decided.assign(holds)
+
+    def _step(self, step: Step) -> None:
+        self._check_complete(self._masks, step)
+        gradients = [self._masked(*part) for part in step]
+        variables = [variable for _, variable, _ in step]
+        # Moving averages may overwrite variables that the step does not mention.
+        touched = [position for _, _, position in step if position in self._masks]
+        if _with_averages(self.inner):
+            touched = list(self._masks)
+        before = {p: backend.read(self.parameters[p].variable) for p in touched}
+        with _unconstrained(variables):
+            factor = self._update_inner(gradients, variables)
+        for position, frozen in before.items():
+            if factor is not None:
+                frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
+            self._restore(position, frozen)
+        for gradient, variable, position in step:
+            if gradient is not None and getattr(variable, "constraint", None) is not None:
+                frozen = backend.read(variable)
+                variable.assign(variable.constraint(variable))
+                if position in self._masks:
+                    self._restore(position, frozen)
+        self.copy_frozen_entries_to_averages()
+
+    def _masked(self, gradient: Any, variable: Any, position: int) -> Any:
+        if gradient is None:
+            return None
+        # A copy that belongs to the branch of the `cond` in which this may be traced.
+        gradient = self._with_l2(backend.read(gradient), variable)
+        if position not in self._masks:
+            return gradient
+        # `where`, not a product: a frozen entry's NaN would survive the product.
+        gradient = backend.to_dense(gradient)
+        return ops.where(self._masks[position].value, gradient, ops.zeros_like(gradient))
+
+    def _restore(self, position: int, frozen: Any) -> None:
+        variable = self.parameters[position].variable
+        variable.assign(backend.where(self._masks[position], variable, frozen))
+
+    def copy_frozen_entries_to_averages(self) -> None:
+        """Keeps swapping a model's weights with their moving averages exact."""
+        for optimizer in _with_averages(self.inner):
+            for parameter in self.parameters:
+                key = optimizer._var_key(parameter.variable)
+                index = optimizer._trainable_variables_indices.get(key)
+                if index is None or parameter.position not in self._masks:
+                    continue
+                average = optimizer._model_variables_moving_average[index]
+                mask = self._masks[parameter.position]
+                average.assign(backend.where(mask, average, parameter.variable))
+
+
+def _reader_of_mask(mask: Any, decided: Any) -> ReadMask:
+    """What reads a variable's mask, once it is decided."""
+
+    def read() -> np.ndarray | None:
+        is_decided = backend.known_value(decided)
+        return backend.to_numpy(mask) if is_decided is not None and is_decided else None
+
+    return read
+
+
+@contextlib.contextmanager
+def _unconstrained(variables: Sequence[Any]) -> Iterator[None]:
+    """Keeps the inner optimizer from constraining variables whose frozen entries it has moved."""
+    constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
+    constraints = [variable.constraint for variable in constrained]
+    for variable in constrained:
+        variable.constraint = None
+    try:
+        yield
+    finally:
+        for variable, constraint in zip(constrained, constraints, strict=True):
+            variable.constraint = constraint

@@ -1,0 +1,14 @@
+"""Every figure and table of the paper, by name: its runs, their results, and what they show."""
+
+from keras_freeze.paper.experiments.catalog import EXPERIMENTS
+from keras_freeze.paper.experiments.experiment import Experiment, Series
+from keras_freeze.paper.experiments.summary import QUANTITIES, Point, points_of
+
+__all__ = [
+    "EXPERIMENTS",
+    "QUANTITIES",
+    "Experiment",
+    "Point",
+    "Series",
+    "points_of",
+]

@@ -1,0 +1,370 @@
+"""What is trained and what it costs: counts, freezing rates and sizes as the paper has them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.selection import check_freeze_rate, num_trained_weights
+from keras_freeze.model_state import check_not_quantized, get_mask, is_built, optimizer_of
+from keras_freeze.parameters import UNKNOWN, Parameter, classify
+
+_FLOAT32_BYTES = 4
+_TABLE_2_RATES = (0.0, 0.9, 0.99, 0.995, 0.999)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trainable variable in a report.
+
+    Attributes:
+        path: The variable's path.
+        kind: "weight", "bias", "normalization" or "unknown".
+        shape: The variable's shape.
+        size: How many parameters it has.
+        num_trained: How many of them are trained.
+        is_weight: Whether it counts towards |W|: a weight that is not excluded from freezing.
+    """
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    size: int
+    num_trained: int
+    is_weight: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts and sizes of a model; `str()` gives them as a table, `to_dict()` for JSON.
+
+    Attributes:
+        rows: A `Row` for each trainable variable, in the model's order.
+        has_mask: Whether there is a freezing mask. Without one, all weights are trained.
+        num_rescued: Weights trained only because their layer would have none; part of
+            `num_trained_weights`.
+        num_non_trainable: Numbers in non-trainable variables, such as moving statistics. They are
+            no parameters and count nowhere else.
+        optimizer_state_bytes: All variables of the optimizer as they are now: moments, counters,
+            and the FreezeOptimizer's own indices or masks. 0 before it is built.
+    """
+
+    rows: tuple[Row, ...]
+    has_mask: bool
+    num_rescued: int
+    num_non_trainable: int
+    optimizer_state_bytes: int
+
+    @property
+    def num_weights(self) -> int:
+        """|W|: the weights of trainable layers that are not excluded."""
+        return sum(row.size for row in self.rows if row.is_weight)
+
+    @property
+    def num_trained_weights(self) -> int:
+        """||m||_0: how many of them are trained."""
+        return sum(row.num_trained for row in self.rows if row.is_weight)
+
+    @property
+    def num_other(self) -> int:
+        """All other trainable parameters: biases, normalisation, unknown and excluded ones."""
+        return sum(row.size for row in self.rows if not row.is_weight)
+
+    @property
+    def num_other_trained(self) -> int:
+        """|B|: how many of these are trained. All, unless one's own mask says otherwise."""
+        return sum(row.num_trained for row in self.rows if not row.is_weight)
+
+    @property
+    def num_parameters(self) -> int:
+        """|W| + |B|, as in the dense network."""
+        return self.num_weights + self.num_other
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """||m||_0 + |B|."""
+        return self.num_trained_weights + self.num_other_trained
+
+    @property
+    def freeze_rate(self) -> float:
+        """The freezing rate q = 1 - ||m||_0 / |W|; 0.0 without weights."""
+        return _frozen_share(self.num_trained_weights, self.num_weights)
+
+    @property
+    def real_freeze_rate(self) -> float:
+        """The real freezing rate q_beta = 1 - (||m||_0 + |B|) / (|W| + |B|)."""
+        return _frozen_share(self.num_trained_parameters, self.num_parameters)
+
+    @property
+    def network_bytes(self) -> int:
+        """The network size of the paper's table 2: trained parameters as float32, no mask."""
+        return self.num_trained_parameters * _FLOAT32_BYTES
+
+    @property
+    def network_kib(self) -> float:
+        """The network size in KiB (1024 bytes), which the paper prints as kB."""
+        return self.network_bytes / 1024
+
+    @property
+    def dense_bytes(self) -> int:
+        """The size of the dense network: all its trainable parameters as float32."""
+        return self.num_parameters * _FLOAT32_BYTES
+
+    @property
+    def dense_kib(self) -> float:
+        """The size of the dense network in KiB."""
+        return self.dense_bytes / 1024
+
+    @property
+    def compression_factor(self) -> float | None:
+        """Dense size divided by network size; None if nothing is trained."""
+        return _ratio(self.num_parameters, self.num_trained_parameters)
+
+    @property
+    def unknown_paths(self) -> tuple[str, ...]:
+        """Parameters of unknown names that are trained whole: only one's own mask freezes them."""
+        return tuple(
+            row.path for row in self.rows if row.kind == UNKNOWN and row.num_trained == row.size
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Gives everything in the report as numbers, strings, lists and dicts."""
+        return {
+            "rows": [{**asdict(row), "shape": list(row.shape)} for row in self.rows],
+            "has_mask": self.has_mask,
+            "num_weights": self.num_weights,
+            "num_trained_weights": self.num_trained_weights,
+            "num_rescued": self.num_rescued,
+            "num_other": self.num_other,
+            "num_other_trained": self.num_other_trained,
+            "num_parameters": self.num_parameters,
+            "num_trained_parameters": self.num_trained_parameters,
+            "num_non_trainable": self.num_non_trainable,
+            "freeze_rate": self.freeze_rate,
+            "real_freeze_rate": self.real_freeze_rate,
+            "network_bytes": self.network_bytes,
+            "network_kib": self.network_kib,
+            "dense_bytes": self.dense_bytes,
+            "dense_kib": self.dense_kib,
+            "compression_factor": self.compression_factor,
+            "optimizer_state_bytes": self.optimizer_state_bytes,
+            "unknown_paths": list(self.unknown_paths),
+        }
+
+    def __str__(self) -> str:
+        header = ("parameter", "kind", "shape", "size", "trained", "share")
+        table = [header, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column < 3 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in table
+        ]
+        rule = "-" * max(len(line) for line in lines)
+        return "\n".join([lines[0], rule, *lines[1:], rule, *self._summary()])
+
+    def _summary(self) -> list[str]:
+        rescued = f", {self.num_rescued} of them as the only one of a layer"
+        factor = self.compression_factor
+        lines = [
+            f"Weights: {self.num_weights:,}, trained: {self.num_trained_weights:,}"
+            + (rescued if self.num_rescued else ""),
+            f"Other trained parameters: {self.num_other_trained:,} of {self.num_other:,}",
+            f"Freezing rate q = {self.freeze_rate:.6g}, "
+            f"real freezing rate q_beta = {self.real_freeze_rate:.6g}",
+            f"Network size: {self.network_kib:,.1f} KiB of {self.dense_kib:,.1f} KiB"
+            + (f" (x{factor:,.1f})" if factor is not None else "")
+            + ", trained parameters as float32 without the mask",
+            f"Optimizer state: {self.optimizer_state_bytes / 1024:,.1f} KiB",
+        ]
+        if not self.has_mask:
+            lines.insert(0, "No freezing mask: all weights are trained")
+        if self.num_non_trainable:
+            lines.append(f"Non-trainable state, not counted: {self.num_non_trainable:,}")
+        if self.unknown_paths:
+            lines.append(f"Unknown, so always trained: {', '.join(self.unknown_paths)}")
+        return lines
+
+
+def report(model: Any) -> Report:
+    """Counts what is trained in a model and what storing it takes.
+
+    Sizes are the paper's network sizes (table 2): trained parameters as float32, in KiB, without
+    the mask. `paper_sizes` explains where the paper counts a little differently.
+
+    Args:
+        model: A built Keras model. Without a FreezeOptimizer, or before its mask is decided, it
+            counts as the dense network.
+
+    Returns:
+        The `Report`.
+
+    Raises:
+        TypeError: If `model` is no Keras model.
+        ValueError: If the model is not built, or the mask is not about its variables.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+        >>> report(model).num_parameters
+        7850
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"`model` must be a Keras model. Received: model={model!r}")
+    if not is_built(model):
+        raise ValueError(
+            "`model` must be built: call it on data, or give its input shape. "
+            f"Received: model={model!r}"
+        )
+    mask = get_mask(model)
+    optimizer = optimizer_of(model)
+    state = [] if optimizer is None else optimizer.variables
+    check_not_quantized(model)
+    if mask is None:
+        rows = [_dense_row(p) for p in classify(model.trainable_variables, _exclude_of(optimizer))]
+    else:
+        rows = [_masked_row(p, mask) for p in classify(model.trainable_variables)]
+    return Report(
+        rows=tuple(rows),
+        has_mask=mask is not None,
+        num_rescued=0 if mask is None else mask.num_rescued,
+        num_non_trainable=sum(_size(variable) for variable in model.non_trainable_variables),
+        optimizer_state_bytes=sum(_num_bytes(variable) for variable in state),
+    )
+
+
+@dataclass(frozen=True)
+class PaperSize:
+    """One row of the paper's table 2, exactly and the paper's way.
+
+    Attributes:
+        freeze_rate: The freezing rate q asked for.
+        num_trained_weights: floor((1 - q) |W|).
+        num_trained_parameters: The same and |B|.
+        real_freeze_rate: q_beta.
+        size_kib: The network size: `num_trained_parameters` as float32, in KiB.
+        compression_factor: The dense size divided by it; None if nothing is trained.
+        paper_size: The network size as the paper prints it, in its kB, to one decimal.
+        paper_compression_factor: The factor as the paper prints it, to one decimal; None if its
+            size is 0.0.
+    """
+
+    freeze_rate: float
+    num_trained_weights: int
+    num_trained_parameters: int
+    real_freeze_rate: float
+    size_kib: float
+    compression_factor: float | None
+    paper_size: float
+    paper_compression_factor: float | None
+
+
+def paper_sizes(
+    num_weights: int, num_other: int, freeze_rates: Sequence[float] = _TABLE_2_RATES
+) -> list[PaperSize]:
+    """Computes the network sizes of the paper's table 2, exactly and as the paper prints them.
+
+    Exactly, floor((1 - q) |W|) + |B| parameters are trained. The paper's printed sizes come out
+    with (1 - q) (|W| + |B|) + |B| parameters instead: its rate is applied to the biases as well,
+    which are then added. For q = 0.9, LeNet-5-Caffe (430,500 weights and 580 biases) has
+    43,630 trained parameters or 170.4 KiB; the paper has 0.1 * 431,080 + 580 = 43,688 or 170.7.
+    Its compression factors divide the rounded sizes, so that x157.8 becomes x157.4 and x426.8
+    becomes x431.8. Weights of the at-least-one rule are in neither.
+
+    Args:
+        num_weights: |W|.
+        num_other: |B|, all other trained parameters.
+        freeze_rates: The freezing rates q, in [0, 1]; by default those of table 2.
+
+    Returns:
+        One `PaperSize` for each rate.
+
+    Raises:
+        TypeError: If a rate or a count is no number.
+        ValueError: If a rate is outside [0, 1] or a count negative.
+
+    Example:
+        >>> row = paper_sizes(430_500, 580, [0.995])[0]
+        >>> round(row.compression_factor, 1), row.paper_compression_factor
+        (157.8, 157.4)
+    """
+    if num_other < 0:
+        raise ValueError(f"`num_other` must be at least 0. Received: num_other={num_other}")
+    return [_paper_size(num_weights, num_other, check_freeze_rate(rate)) for rate in freeze_rates]
+
+
+def _paper_size(num_weights: int, num_other: int, freeze_rate: float) -> PaperSize:
+    dense = num_weights + num_other
+    trained_weights = num_trained_weights(freeze_rate, num_weights)
+    trained = trained_weights + num_other
+    paper_trained = Fraction(dense)
+    if freeze_rate > 0:
+        paper_trained = (1 - Fraction(str(freeze_rate))) * dense + num_other
+    paper_size, paper_dense = (
+        round(float(count * _FLOAT32_BYTES / 1024), 1) for count in (paper_trained, Fraction(dense))
+    )
+    paper_factor = _ratio(paper_dense, paper_size)
+    return PaperSize(
+        freeze_rate=freeze_rate,
+        num_trained_weights=trained_weights,
+        num_trained_parameters=trained,
+        real_freeze_rate=_frozen_share(trained, dense),
+        size_kib=trained * _FLOAT32_BYTES / 1024,
+        compression_factor=_ratio(dense, trained),
+        paper_size=paper_size,
+        paper_compression_factor=None if paper_factor is None else round(paper_factor, 1),
+    )
+
+
+def _frozen_share(trained: int, total: int) -> float:
+    return (total - trained) / total if total else 0.0
+
+
+def _ratio(dense: float, trained: float) -> float | None:
+    return dense / trained if trained else None
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    share = f"{row.num_trained / row.size:.3%}" if row.size else "-"
+    kind = row.kind if row.is_weight or row.kind != "weight" else "weight, excluded"
+    shape = " x ".join(str(length) for length in row.shape) or "scalar"
+    return (row.path, kind, shape, f"{row.size:,}", f"{row.num_trained:,}", share)
+
+
+def _row(parameter: Parameter, num_trained: int, is_weight: bool) -> Row:
+    shape = tuple(int(length) for length in parameter.variable.shape)
+    size = math.prod(shape)
+    return Row(parameter.path, parameter.kind, shape, size, num_trained, is_weight)
+
+
+def _dense_row(parameter: Parameter) -> Row:
+    return _row(parameter, _size(parameter.variable), parameter.is_frozen_candidate)
+
+
+def _masked_row(parameter: Parameter, mask: FreezeMask) -> Row:
+    entry = mask.find(parameter.variable)
+    if entry is None:  # outside the mask, so trained whole: a bias, say
+        return _row(parameter, _size(parameter.variable), is_weight=False)
+    return _row(parameter, int(np.count_nonzero(entry.trained)), entry.is_weight)
+
+
+def _exclude_of(optimizer: Any) -> Any:
+    while optimizer is not None and not hasattr(optimizer, "exclude"):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return () if optimizer is None else optimizer.exclude
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.shape)
+
+
+def _num_bytes(variable: Any) -> int:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    item_bytes = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    return _size(variable) * item_bytes

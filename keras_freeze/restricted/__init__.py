@@ -1,0 +1,1 @@
+"""Weight gradients that are computed only where a weight is trained."""

@@ -1,0 +1,80 @@
+"""The rows and columns of a kernel that hold its trained weights, and the gradient in them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_freeze import backend
+from keras_freeze.restricted.cost_model import _active
+from keras_freeze.restricted.operations import as_matrices
+
+
+class Block:
+    """The rows and columns of a kernel that hold its trained weights, and the gradient in them.
+
+    Args:
+        operation: what the kernel's layer computes.
+        kernel: the kernel.
+        trained: the kernel's mask.
+        takes_rows, takes_columns: whether only some rows, or columns, are multiplied.
+    """
+
+    def __init__(
+        self,
+        operation: Any,
+        kernel: Any,
+        trained: np.ndarray,
+        takes_rows: bool,
+        takes_columns: bool,
+    ) -> None:
+        self.operation = operation
+        self._dtype = kernel.dtype
+        self._shape = trained.shape
+        self._num_trained = int(np.count_nonzero(trained))
+        self._takes_rows = takes_rows
+        self._takes_columns = takes_columns
+        # Another mask may have as many trained entries in more rows.
+        self.variables = [backend.vector_of_any_length(part) for part in self._parts(trained)]
+        self._indices, self._rows, self._columns, self._inside = self.variables
+
+    def assign(self, trained: np.ndarray) -> None:
+        """Takes over another mask with as many trained weights."""
+        for variable, part in zip(self.variables, self._parts(trained), strict=True):
+            variable.assign(part)
+
+    def gradient(self, inputs: Any, upstream: Any) -> Any:
+        """The kernel's gradient at its trained entries, from inputs and the outputs' gradient."""
+        if self._num_trained == 0:
+            values = ops.zeros((0,), self._dtype)
+            return backend.CompactGradient(values, self._indices, self._shape)
+        rows = self._rows if self._takes_rows else None
+        columns = self._columns if self._takes_columns else None
+        product = self.operation.gradient(inputs, upstream, rows, columns, self._shape)
+        values = ops.cast(backend.gather(product, self._inside), self._dtype)
+        return backend.CompactGradient(values, self._indices, self._shape)
+
+    def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
+        """The trained entries, their rows and columns, and where in the block they are."""
+        axes = self.operation.axes
+        matrices = as_matrices(trained, axes)
+        rows, columns = _active(matrices)
+        entries = np.nonzero(trained)
+        place, row, column = (_numbers(entries, trained.shape, group) for group in axes)
+        _, num_rows, num_columns = matrices.shape
+        if self._takes_rows:
+            row, num_rows = np.searchsorted(rows, row), len(rows)
+        if self._takes_columns:
+            column, num_columns = np.searchsorted(columns, column), len(columns)
+        inside = (place * num_rows + row) * num_columns + column
+        parts = (np.flatnonzero(trained), rows, columns, inside)
+        return [part.astype("int32") for part in parts]
+
+
+def _numbers(entries: Sequence[np.ndarray], shape: Sequence[int], axes: tuple[int, ...]) -> Any:
+    """The numbers of entries along some axes taken together; 0 along none."""
+    if not axes:
+        return 0
+    sizes = tuple(shape[axis] for axis in axes)
+    return np.ravel_multi_index(tuple(entries[axis] for axis in axes), sizes)

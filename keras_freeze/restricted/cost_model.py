@@ -1,0 +1,69 @@
+"""When a restricted weight gradient is faster than a whole one."""
+
+import numpy as np
+
+# What a restricted gradient costs for one example, in multiplications of the ordinary one: a
+# multiplication, a number that is collected from inputs or outputs, and the rest, however small the
+# product is. Measured by benchmarks/gradient_rule.py.
+_COSTS = (1.0, 250.0, 60_000.0)
+
+
+# By how much it must be cheaper: these are estimates.
+_MARGIN = 0.9
+
+
+def _active(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and the columns that hold a trained weight."""
+    rows, columns = matrices.any(axis=(0, 2)), matrices.any(axis=(0, 1))
+    return np.flatnonzero(rows), np.flatnonzero(columns)
+
+
+def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool, bool] | None:
+    """Whether to take only some rows, and only some columns, of a kernel; None to leave it alone.
+
+    Args:
+        matrices: a mask of shape (places, rows, columns).
+        places: how many places inputs and outputs have; each brings one number for a channel.
+
+    Returns:
+        The cheapest way, by the measured costs above.
+    """
+    if not matrices.any():
+        return True, True
+    costs = {way: float(np.dot(work, _COSTS)) for way, work in works(matrices, places).items()}
+    best = min(costs, key=lambda way: costs[way])
+    return best if costs[best] < _MARGIN * places[1] * matrices.size else None
+
+
+def works(
+    matrices: np.ndarray, places: tuple[int, int]
+) -> dict[tuple[bool, bool], tuple[int, int, int]]:
+    """What a restricted gradient does for one example, as counted in `_COSTS`.
+
+    Args:
+        matrices, places: as of `cheapest_block`.
+
+    Returns:
+        For each choice of taking only the active rows and only the active columns: how many
+        multiplications, how many numbers that are collected first, and 1.
+    """
+    active_rows, active_columns = (len(active) for active in _active(matrices))
+    inputs, outputs = places
+    num_matrices, rows, columns = matrices.shape
+    return {
+        (True, False): (
+            outputs * num_matrices * active_rows * columns,
+            inputs * active_rows,
+            1,
+        ),
+        (False, True): (
+            outputs * num_matrices * rows * active_columns,
+            outputs * active_columns,
+            1,
+        ),
+        (True, True): (
+            outputs * num_matrices * active_rows * active_columns,
+            inputs * active_rows + outputs * active_columns,
+            1,
+        ),
+    }

@@ -1,0 +1,190 @@
+"""Weight gradients only where a weight is trained.
+
+"It is more efficient to not calculate the partial derivative for the weights with mask value 0 than
+masking the gradient after its computation" (the paper, after algorithm 1). A kernel's gradient is
+a product of what enters its layer and what comes back from the loss, so that the entries in some
+rows (input channels) and columns (output channels) cost only the product of those. `install` lets
+layers of a frozen model compute just the rows and columns that hold a trained weight, where that
+is cheaper, and hand on the gradient at the trained entries alone. The forward pass and the
+gradient of a layer's inputs stay what they are.
+
+The layers stay plain Keras layers: what `install` sets on an instance is no part of what Keras
+saves, exports or clones, and `restore` takes it away.
+"""
+
+import collections
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_freeze import backend
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.restricted.block import Block
+from keras_freeze.restricted.cost_model import cheapest_block
+from keras_freeze.restricted.operations import Convolution, MatrixProduct, as_matrices
+
+
+def install(
+    model: keras.Model,
+    optimizer: FreezeOptimizer,
+    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
+) -> list[str]:
+    """Lets the layers of a frozen model compute weight gradients only where they are needed.
+
+    They do so while the model itself is trained with this optimizer, and in no other pass. Left
+    alone are layers with a regulariser on the kernel, with LoRA or quantization, of other classes
+    than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be faster.
+
+    Args:
+        model: a built model.
+        optimizer: its FreezeOptimizer. Without a mask, or where it updates in full shape, nothing
+            is done.
+        find_optimizer: gives the FreezeOptimizer that trains a model at present.
+
+    Returns:
+        The names of the layers that do so.
+    """
+    restore(model, optimizer)
+    update, restricted = optimizer.compact_update, []
+    if update is None or not backend.RESTRICTS_GRADIENTS:
+        return []
+    with backend.strategy_scope(optimizer):
+        for layer, operation in _operations(model):
+            position = update.position_of(layer._kernel)
+            if position is None or position not in update.indices:
+                continue
+            trained = update.trained(position)
+            matrices = as_matrices(trained, operation.axes)
+            way = cheapest_block(matrices, operation.places(_input_shape(layer)))
+            if way is not None:
+                block = Block(operation, layer._kernel, trained, *way)
+                update.blocks[position] = block
+                call = _restricted_call(layer, operation, weakref.ref(model), find_optimizer)
+                vars(layer)["call"] = call
+                restricted.append(layer.name)
+    return restricted
+
+
+def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
+    """Undoes `install`, which `optimizer` was given."""
+    for layer in model._flatten_layers():
+        if is_restricted(layer):
+            del vars(layer)["call"]
+    if optimizer is not None and optimizer.compact_update is not None:
+        # Someone may have wrapped a layer's `call` since: without its block it is as before.
+        optimizer.compact_update.drop_blocks()
+
+
+def is_restricted(layer: Any) -> bool:
+    """Whether `install` has changed a layer."""
+    call = vars(layer).get("call")
+    return call is not None and getattr(call, _MARK, None) is call
+
+
+_MARK = "restricts_weight_gradient"
+
+
+def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
+    """The layers whose gradient can be restricted, and what they compute."""
+    found = [(layer, _operation_of(layer)) for layer in model._flatten_layers()]
+    found = [(layer, operation) for layer, operation in found if operation is not None]
+    # Two layers with one kernel may compute different things with it.
+    uses = collections.Counter(id(layer._kernel) for layer, _ in found)
+    return [pair for pair in found if uses[id(pair[0]._kernel)] == 1]
+
+
+def _operation_of(layer: Any) -> Any:
+    """What a layer computes, if its gradient can be restricted, else None."""
+    kind = type(layer)  # not a subclass, which may compute anything
+    if kind not in _CLASSES or not layer.built or "call" in vars(layer):
+        return None
+    if layer.kernel_regularizer is not None or not _is_plain(layer):
+        return None
+    if _input_shape(layer) is None:
+        return None
+    if kind is keras.layers.Dense:
+        return MatrixProduct("...x,xy->...y", ops.matmul)
+    if kind is keras.layers.EinsumDense:
+        try:
+            return MatrixProduct(layer.equation, functools.partial(ops.einsum, layer.equation))
+        except ValueError:
+            return None
+    return Convolution(layer) if layer.groups == 1 else None
+
+
+_CLASSES = (
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+)
+
+
+def _is_plain(layer: Any) -> bool:
+    return not layer.lora_enabled and layer.quantization_mode is None
+
+
+def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
+    """None of a layer that was not built by Keras."""
+    return (layer.get_build_config() or {}).get("input_shape")
+
+
+def _restricted_call(
+    layer: Any,
+    operation: Any,
+    model: Callable[[], keras.Model | None],
+    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
+) -> Callable[..., Any]:
+    """A layer's `call` that restricts the gradient while its model is trained."""
+    ordinary = layer.call
+
+    @functools.wraps(ordinary)
+    def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer = find_optimizer(model()) if _is_trained(layer, model()) else None
+        block = None if optimizer is None else _block_of(layer._kernel, optimizer)
+        if (
+            block is None
+            or block.operation is not operation  # but another layer's with the same kernel
+            or not _is_tensor(inputs, layer.compute_dtype)
+        ):
+            return ordinary(inputs, *args, **kwargs)
+        outputs = backend.with_gradient(operation.apply, inputs, layer._kernel, block.gradient)
+        if layer.bias is not None:
+            outputs = ops.add(outputs, _broadcast_bias(layer))
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    setattr(call, _MARK, call)
+    return call
+
+
+def _is_trained(layer: Any, model: keras.Model | None) -> bool:
+    """Whether a layer is being called to train this model, and nothing else."""
+    context = keras.src.backend.common.global_state.get_global_attribute("current_call_ctx")
+    return (
+        context is not None
+        and context.entry_layer is model
+        and context.get_value("training", False) is True
+        and not backend.wants_all_gradients()
+        and _is_plain(layer)
+    )
+
+
+def _block_of(kernel: Any, optimizer: FreezeOptimizer) -> Block | None:
+    update = optimizer.compact_update
+    position = None if update is None else update.position_of(kernel)
+    return None if update is None or position is None else update.blocks.get(position)
+
+
+def _is_tensor(inputs: Any, dtype: str) -> bool:
+    return backend.is_dense(inputs) and keras.backend.standardize_dtype(inputs.dtype) == dtype
+
+
+def _broadcast_bias(layer: Any) -> Any:
+    if getattr(layer, "data_format", "channels_last") == "channels_last":
+        return layer.bias
+    return ops.reshape(layer.bias, (1, -1) + (1,) * layer.rank)

@@ -1,0 +1,1 @@
+"""Entropy coding of masks and trained values."""

@@ -1,0 +1,70 @@
+"""Where the values of a variable come from that are not in the file."""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from keras_freeze.initializers.of_layers import draw
+from keras_freeze.starts import BASE, CONSTANT, Source
+from keras_freeze.storage.bits import as_bits, from_bits
+from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.header import WIDTHS
+from keras_freeze.storage.keras_model import bits_of, dtype_of
+
+Wanted = tuple[Source, tuple[int, ...], str]
+"""A source, and the shape and dtype of the variable."""
+
+
+def regenerate(wanted: Sequence[Wanted], base: Sequence[Any] | None = None) -> list[np.ndarray]:
+    """The values that sources give, as vectors of bit patterns.
+
+    Args:
+        wanted: sources, with the shapes and dtypes of their variables.
+        base: the variables of the base.
+
+    Raises:
+        FreezeFileError: for a source that gives no such values.
+    """
+    with ThreadPoolExecutor() as executor:
+        return list(executor.map(lambda one: _regenerate(one[0], one[1], one[2], base), wanted))
+
+
+def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarray | None]:
+    """As `regenerate`, with None for a source that gives no such values."""
+
+    def attempt(one: Wanted) -> np.ndarray | None:
+        try:
+            return _regenerate(one[0], one[1], one[2], base)
+        except FreezeFileError:
+            return None
+
+    with ThreadPoolExecutor() as executor:
+        return list(executor.map(attempt, wanted))
+
+
+def scaled(bits: np.ndarray, dtype: str, factor: float) -> np.ndarray:
+    """Values times FreezeNet-WD's factor, rounded once; all as bit patterns."""
+    values = from_bits(bits, dtype)
+    return as_bits(values * values.dtype.type(factor), dtype)
+
+
+def _regenerate(
+    source: Source, shape: tuple[int, ...], dtype: str, base: Sequence[Any] | None
+) -> np.ndarray:
+    if source.kind == CONSTANT:
+        return np.full(math.prod(shape), source.pattern, f"u{WIDTHS[dtype]}")
+    if source.kind == BASE:
+        return _from_base(source.index, shape, dtype, base or ())
+    try:
+        return as_bits(draw(source, shape, dtype), dtype)
+    except ValueError as error:
+        raise FreezeFileError(f"A source gives no values: {error}") from error
+
+
+def _from_base(index: int, shape: tuple[int, ...], dtype: str, base: Sequence[Any]) -> np.ndarray:
+    if index >= len(base) or (tuple(base[index].shape), dtype_of(base[index])) != (shape, dtype):
+        raise FreezeFileError(f"The base has no variable {index} of shape {shape} and {dtype}.")
+    return bits_of(base[index])
