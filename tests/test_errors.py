@@ -51,10 +51,7 @@ INTERNAL = {
     (
         "keras_freeze/restricted/operations.py",
         f"This is no matrix product. Received: equation={GAP}",
-    ): (
-        "keras_freeze/restricted/operations.py",
-        f"This is no matrix product. Received: equation={GAP}",
-    ): ("caught: gradients of such a layer are not restricted"),
+    ): "caught: gradients of such a layer are not restricted",
     ("keras_freeze/gradients/recording.py", ""): "caught: the step runs again without compilation",
     ("keras_freeze/backend/torch.py", GAP): "caught, and said in words of `loss.py`",
     ("keras_freeze/backend/jax.py", GAP): "warns, in `fit`, with the words of an error",
