@@ -18,6 +18,7 @@ from keras.src.initializers.random_initializers import compute_fans as keras_fan
 from scipy import special, stats
 
 from keras_freeze import initializers, reinitialize
+from keras_freeze.initializers import generator, seeded
 from keras_freeze.initializers.seeded import (
     DISTRIBUTIONS,
     ConstantSigma,
