@@ -1,4 +1,4 @@
-"""A second reader of the `.freeze` file, written from docs/format.md alone.
+"""A second reader of the `.freeze` file, written from docs/file_format.md alone.
 
 It shows that the page is enough to read the format, and is the oracle of test_format.py. Only the
 standard library, NumPy, and ml_dtypes for the dtypes that NumPy lacks; clear rather than fast.

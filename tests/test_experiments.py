@@ -762,7 +762,7 @@ def page():
 
 
 def test_the_committed_page_is_what_the_generator_makes(page):
-    assert (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8") == page
+    assert (ROOT / "docs" / "paper" / "architectures.md").read_text(encoding="utf-8") == page
 
 
 def test_layers_add_up_to_the_papers_counts(page):

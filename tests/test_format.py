@@ -1,4 +1,4 @@
-"""docs/format.md suffices: format_reader.py, written from it alone, gives every variable's bits."""
+"""docs/file_format.md suffices: format_reader.py, written from it alone, gives every variable's bits."""
 
 import hashlib
 import pathlib
@@ -358,7 +358,7 @@ def test_values_of_a_keras_initializer_are_refused(tmp_path):
 
 
 def test_the_page_names_the_dictionary_of_the_header():
-    page = (pathlib.Path(__file__).parents[1] / "docs/format.md").read_text(encoding="utf-8")
+    page = (pathlib.Path(__file__).parents[1] / "docs/file_format.md").read_text(encoding="utf-8")
     page = " ".join(page.split())
     dictionary = format_reader.DICTIONARY.read_bytes()
     assert f"{len(dictionary):,} bytes" in page

@@ -27,7 +27,7 @@ from keras.src.utils import python_utils
 import keras_freeze as kf
 from keras_freeze.storage import container, loading
 
-# The layout of docs/format.md, written down once more.
+# The layout of docs/file_format.md, written down once more.
 PREAMBLE = struct.Struct("<8sIIQQQQIIII")
 START, DIGEST_BYTES = PREAMBLE.size + 4, 32
 LENGTHS = range(3, 7)  # the fields of the preamble that are lengths of sections

@@ -1,4 +1,4 @@
-"""The `.freeze` file: a network as a seed, a mask and a few values (docs/format.md).
+"""The `.freeze` file: a network as a seed, a mask and a few values (docs/file_format.md).
 
 Its names are imported when they are first used, so that reading a file's description needs neither
 Keras nor a backend.

@@ -1,7 +1,7 @@
 """The bytes of a `.freeze` file: four sections, their lengths and their checksums.
 
 Everything that has a size says so in the first 68 bytes, and is checked against the size of the
-file before anything is read. docs/format.md has the layout.
+file before anything is read. docs/file_format.md has the layout.
 """
 
 import hashlib

@@ -211,7 +211,7 @@ def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_i
 
 @pytest.mark.parametrize(("way", "save", "double"), SAVES[:2])
 def test_without_a_save_before_keras_cannot_resume_and_says_so(killed, way, save, double):
-    """Of any optimizer; README.md and docs/determinism.md tell."""
+    """Of any optimizer; README.md and docs/reproducibility.md tell."""
     callback = backup(killed, way, save, double, double_checkpoint=double)
     with pytest.raises(OSError, match="open file"):
         run(way, [callback])

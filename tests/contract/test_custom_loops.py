@@ -1,4 +1,4 @@
-"""The programs of docs/custom_loops.md, against training by hand in NumPy and against `fit`."""
+"""The programs of docs/guides/custom_training_loops.md, against training by hand in NumPy and against `fit`."""
 
 import functools
 import re
@@ -34,7 +34,7 @@ needs_torch = pytest.mark.skipif(
 @functools.cache
 def program(heading):
     """The code under a heading of the page."""
-    page = (ROOT / "docs" / "custom_loops.md").read_text()
+    page = (ROOT / "docs" / "guides" / "custom_training_loops.md").read_text()
     (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
     (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
     return code

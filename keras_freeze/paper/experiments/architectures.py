@@ -81,7 +81,7 @@ def markdown() -> str:
     Example:
 
     ```python
-    Path("docs/architectures.md").write_text(markdown())
+    Path("docs/paper/architectures.md").write_text(markdown())
     ```
     """
     blocks = [

@@ -2,7 +2,7 @@
 
 The coder is constriction's range coder: 32-bit words, a state of 64 bits, probabilities in units of
 2^-24. Every probability is an integer before it gets there, so that encoder and decoder agree on
-every machine. docs/format.md describes all of it without reference to this code.
+every machine. docs/file_format.md describes all of it without reference to this code.
 """
 
 import itertools
