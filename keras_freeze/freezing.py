@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_freeze import backend, criteria
 from keras_freeze._utils.threads import check_not_trained_elsewhere
+from keras_freeze._utils.validation import check_bool
 from keras_freeze.criteria.scoring import _random_scores, _scores
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import (
@@ -116,10 +117,7 @@ def freeze(
     ```
     """
     check_model(model)
-    if not isinstance(overwrite, bool):
-        raise TypeError(
-            f"Argument `overwrite` must be True or False. Received: overwrite={overwrite!r}"
-        )
+    check_bool("overwrite", overwrite)
     check_not_trained_elsewhere(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
     if mask is None:

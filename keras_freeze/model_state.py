@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_freeze import backend
+from keras_freeze._utils.validation import check_instance
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import (
     data_errors,
@@ -203,9 +204,12 @@ def is_built(model: keras.Model) -> bool:
 
 
 def check_model(model: Any) -> None:
-    """Refuses what is no model."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+    """Check that an argument is a model.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    check_instance("model", model, keras.Model, "a keras.Model")
 
 
 def trace_again(model: keras.Model) -> None:

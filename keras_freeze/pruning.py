@@ -72,8 +72,7 @@ def check_pruning(
         keras_freeze.prune(model)
     ```
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+    check_model(model)
     if isinstance(x, Iterator):
         raise ValueError(
             "Argument `x` must be arrays, a dataset, or something else that can be gone through "

@@ -9,9 +9,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.validation import check_int
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate, num_trained_weights
-from keras_freeze.model_state import check_not_quantized, get_mask, is_built, optimizer_of
+from keras_freeze.model_state import (
+    check_model,
+    check_not_quantized,
+    get_mask,
+    is_built,
+    optimizer_of,
+)
 from keras_freeze.parameters import UNKNOWN, Parameter, classify
 
 _FLOAT32_BYTES = 4
@@ -215,11 +222,10 @@ def report(model: Any) -> Report:
         >>> report(model).num_parameters
         7850
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"`model` must be a Keras model. Received: model={model!r}")
+    check_model(model)
     if not is_built(model):
         raise ValueError(
-            "`model` must be built: call it on data, or give its input shape. "
+            "Argument `model` must be built: call it on data, or give its input shape. "
             f"Received: model={model!r}"
         )
     mask = get_mask(model)
@@ -294,8 +300,7 @@ def paper_sizes(
         >>> round(row.compression_factor, 1), row.paper_compression_factor
         (157.8, 157.4)
     """
-    if num_other < 0:
-        raise ValueError(f"`num_other` must be at least 0. Received: num_other={num_other}")
+    check_int("num_other", num_other)
     return [_paper_size(num_weights, num_other, check_freeze_rate(rate)) for rate in freeze_rates]
 
 

@@ -218,7 +218,7 @@ def test_upper_quantile_rounds_after_every_operation():
 @pytest.mark.parametrize("chunk", [1, 3, 64, 10_000])
 def test_values_do_not_depend_on_the_chunk_size(name, chunk, monkeypatch):
     expected = get(name, 5, 6).values((41, 17))
-    monkeypatch.setattr(initializers, "_CHUNK", chunk)
+    monkeypatch.setattr(initializers.seeded, "_CHUNK", chunk)
     assert get(name, 5, 6).values((41, 17)).tobytes() == expected.tobytes()
 
 
@@ -566,12 +566,12 @@ def test_get_lists_what_it_accepts():
 @pytest.mark.parametrize("kind", list(DISTRIBUTIONS.values()))
 def test_seed_and_stream_are_32_bit_integers(kind, name):
     for value in (-1, 2**32, 10**30):
-        with pytest.raises(ValueError, match=rf"{name} must be .*Received: {name}={value}"):
+        with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}={value}"):
             kind(**{name: value})
     for value in (None, 1.0, "1", True, np.True_, [1]):
-        with pytest.raises(TypeError, match=rf"{name} must be .*Received: {name}="):
+        with pytest.raises(TypeError, match=rf"`{name}` must be .*Received: {name}="):
             kind(**{name: value})
-    with pytest.raises(ValueError, match=f"{name} must be"):
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
         get(keras.initializers.Zeros(), **{name: -1})
 
 

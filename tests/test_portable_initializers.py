@@ -303,12 +303,16 @@ def test_other_dtypes_are_float32_converted(dtype):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: RandomUniform("a"), TypeError, "minval must be a number"),
-        (lambda: RandomNormal(0.0, math.nan), ValueError, "stddev must be a number that float32"),
-        (lambda: VarianceScaling(0.0), ValueError, "scale must be a positive number"),
-        (lambda: VarianceScaling(1.0, "fan"), ValueError, "mode must be one of"),
-        (lambda: VarianceScaling(distribution="normal"), ValueError, "distribution must be one of"),
-        (lambda: VarianceScaling(input_axes=0.5), TypeError, "input_axes must be None or a list"),
+        (lambda: RandomUniform("a"), TypeError, "`minval` must be a number"),
+        (lambda: RandomNormal(0.0, math.nan), ValueError, "`stddev` must be a number"),
+        (lambda: VarianceScaling(0.0), ValueError, "`scale` must be a positive number"),
+        (lambda: VarianceScaling(1.0, "fan"), ValueError, "`mode` must be one of"),
+        (
+            lambda: VarianceScaling(distribution="normal"),
+            ValueError,
+            "`distribution` must be",
+        ),
+        (lambda: VarianceScaling(input_axes=0.5), TypeError, "`input_axes` must be None or a list"),
         (
             lambda: VarianceScaling(input_axes=[4], output_axes=[0]).values((2, 3)),
             ValueError,

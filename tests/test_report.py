@@ -277,7 +277,7 @@ def test_a_model_without_parameters_has_an_empty_report():
 
 
 def test_what_cannot_be_reported_is_refused():
-    with pytest.raises(TypeError, match=r"`model` must be a Keras model\. Received: model="):
+    with pytest.raises(TypeError, match=r"`model` must be a keras\.Model\. Received: model="):
         report(layers.Dense(3))
     with pytest.raises(ValueError, match="must be built"):
         report(keras.Sequential([layers.Dense(3)]))

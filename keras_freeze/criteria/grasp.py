@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_freeze._utils.validation import check_int, check_number
+
 GRASP = "grasp"
 
 
@@ -51,23 +53,12 @@ class GraSP:
     samples_per_class: int | None = None
 
     def __post_init__(self) -> None:
-        temperature, samples = self.temperature, self.samples_per_class
-        wanted = f"Argument `temperature` must be a positive number. Received: {temperature=}"
-        if isinstance(temperature, bool) or not isinstance(temperature, (int, float, np.number)):
-            raise TypeError(wanted)
-        if not 0.0 < temperature < float("inf"):
-            raise ValueError(wanted)
-        wanted = (
-            "Argument `samples_per_class` must be a positive int or None. "
-            f"Received: samples_per_class={samples!r}"
-        )
-        if isinstance(samples, bool) or not isinstance(samples, (int, np.integer, type(None))):
-            raise TypeError(wanted)
-        if samples is not None and samples < 1:
-            raise ValueError(wanted)
-        # Python's own numbers, which a configuration can hold.
-        object.__setattr__(self, "temperature", float(temperature))
-        object.__setattr__(self, "samples_per_class", None if samples is None else int(samples))
+        temperature = check_number("temperature", self.temperature, positive=True)
+        samples = self.samples_per_class
+        if samples is not None:
+            samples = check_int("samples_per_class", samples, minimum=1)
+        object.__setattr__(self, "temperature", temperature)
+        object.__setattr__(self, "samples_per_class", samples)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

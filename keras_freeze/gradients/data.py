@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_freeze import backend
+from keras_freeze._utils.validation import check_int
 
 _DEFAULT_BATCH_SIZE = 32  # as in `fit`
 _INFINITE_CARDINALITY = -1  # TensorFlow's
@@ -38,9 +39,9 @@ class Batches:
         self, x: Any, y: Any, sample_weight: Any, steps: int, batch_size: int | None
     ) -> None:
         _check_data(x)
-        _check_positive("steps", steps)
+        check_int("steps", steps, minimum=1)
         if batch_size is not None:
-            _check_positive("batch_size", batch_size)
+            check_int("batch_size", batch_size, minimum=1)
         if _is_dataset(x):
             _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
             self.items = [(_tensors(item), 1.0) for item in _first(_items(x), steps)]
@@ -78,13 +79,13 @@ class Passes:
     ) -> None:
         self._steps = steps
         if steps is not None:
-            _check_positive("steps", steps)
+            check_int("steps", steps, minimum=1)
         _check_data(x)
         if not _is_dataset(x):
             arrays = _arrays(x, y, sample_weight)
             if batch_size is None:
                 batch_size = _DEFAULT_BATCH_SIZE
-            _check_positive("batch_size", batch_size)
+            check_int("batch_size", batch_size, minimum=1)
             self._make_pass = functools.partial(_cut, arrays, batch_size)
             return
         _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
@@ -105,13 +106,6 @@ def length_of(data: Any) -> int:
 def _check_data(x: Any) -> None:
     if x is None or isinstance(x, str):
         raise TypeError(f"Argument `x` must be arrays or a dataset of batches. Received: x={x!r}")
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"Argument `{name}` must be a positive int. Received: {name}={value!r}")
-    if value < 1:
-        raise ValueError(f"Argument `{name}` must be a positive int. Received: {name}={value!r}")
 
 
 def _is_dataset(x: Any) -> bool:

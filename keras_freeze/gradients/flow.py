@@ -12,10 +12,11 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
+from keras_freeze._utils.validation import check_one_of
 from keras_freeze.gradients.data import Passes, length_of
 from keras_freeze.gradients.loss import data_errors, loss_function, loss_scale
 from keras_freeze.gradients.preserve import state_kept
-from keras_freeze.model_state import get_mask, is_built, optimizer_of
+from keras_freeze.model_state import check_model, get_mask, is_built, optimizer_of
 
 REDUCTIONS = ("gradients", "norms")
 
@@ -73,11 +74,7 @@ def gradient_flow(
     relative = keras_freeze.gradient_flow(frozen, x, y) / keras_freeze.gradient_flow(dense, x, y)
     ```
     """
-    if reduce not in REDUCTIONS:
-        raise ValueError(
-            f"Argument `reduce` must be one of {', '.join(map(repr, REDUCTIONS))}. "
-            f"Received: reduce={reduce!r}"
-        )
+    check_one_of("reduce", reduce, REDUCTIONS)
     data = Passes(x, y, sample_weight, steps, batch_size)
     num_samples, norms, total = 0, 0.0, None
     # Closed at an error, too, so that the model gets its state back before anyone sees it.
@@ -132,8 +129,7 @@ class FlowMeter:
     """
 
     def __init__(self, model: keras.Model, loss: Any = None) -> None:
-        if not isinstance(model, keras.Model):
-            raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
+        check_model(model)
         self._model = model
         self._loss = loss_function(model, loss, temperature=1.0)
         self._gradients: Callable[..., tuple[Any, list[Any]]] = self._trained_gradients

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.validation import check_number, check_one_of, type_error
 from keras_freeze.initializers.generator import upper_quantile
 from keras_freeze.initializers.seeded import (
     DISTRIBUTIONS,
@@ -26,6 +27,7 @@ from keras_freeze.initializers.seeded import (
 _TAIL = 0.022750131948179208  # of N(0, 1) beyond two standard deviations, on one side
 _TRUNCATED_STDDEV = 0.87962566103423978  # of N(0, 1) cut at two standard deviations, as in Keras
 
+_LARGEST = float(np.finfo(np.float32).max)
 _MODES = ("fan_in", "fan_out", "fan_avg")
 _SHAPES = ("truncated_normal", "untruncated_normal", "uniform")
 
@@ -188,11 +190,9 @@ class VarianceScaling(ParameterizedInitializer):
         stream: int = 0,
     ) -> None:
         super().__init__(seed, stream)
-        self.scale = _check_number("scale", scale)
-        if self.scale <= 0.0:
-            raise ValueError(f"scale must be a positive number. Received: scale={scale!r}")
-        self.mode = _check_one_of("mode", mode, _MODES)
-        self.distribution = _check_one_of("distribution", distribution, _SHAPES)
+        self.scale = check_number("scale", scale, maximum=_LARGEST, positive=True)
+        self.mode = check_one_of("mode", mode, _MODES)
+        self.distribution = check_one_of("distribution", distribution, _SHAPES)
         self.input_axes = _check_axes("input_axes", input_axes)
         self.output_axes = _check_axes("output_axes", output_axes)
 
@@ -422,18 +422,9 @@ def _length(shape: tuple[int, ...], axes: Sequence[int]) -> int:
 
 
 def _check_number(name: str, value: Any) -> float:
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number. Received: {name}={value!r}")
-    number = float(value) + 0.0  # not -0.0
-    if not abs(number) <= float(np.finfo(np.float32).max):
-        raise ValueError(f"{name} must be a number that float32 has. Received: {name}={value!r}")
-    return number
-
-
-def _check_one_of(name: str, value: Any, accepted: Sequence[str]) -> str:
-    if value not in accepted:
-        raise ValueError(f"{name} must be one of {list(accepted)}. Received: {name}={value!r}")
-    return str(value)
+    if getattr(value, "shape", None) == ():  # a tensor, which Keras's initializers accept, too
+        value = float(value)
+    return check_number(name, value, -_LARGEST, _LARGEST) + 0.0  # not -0.0
 
 
 def _check_axes(name: str, value: Any) -> list[int] | None:
@@ -442,6 +433,4 @@ def _check_axes(name: str, value: Any) -> list[int] | None:
     try:
         return [operator.index(axis) for axis in value]
     except TypeError:
-        raise TypeError(
-            f"{name} must be None or a list of integers. Received: {name}={value!r}"
-        ) from None
+        raise type_error(name, value, "None or a list of integers") from None

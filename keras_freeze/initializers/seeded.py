@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.validation import check_int, type_error, value_error
 from keras_freeze.initializers.generator import split_words, upper_quantile
 
 _CHUNK = 1 << 16  # values drawn at a time: what is in work then fits the processor's cache
@@ -82,8 +83,8 @@ class SeededInitializer(keras.initializers.Initializer):
     """
 
     def __init__(self, seed: int = 0, stream: int = 0) -> None:
-        self.seed = _check_uint32("seed", seed)
-        self.stream = _check_uint32("stream", stream)
+        self.seed = check_int("seed", seed, end=2**32)
+        self.stream = check_int("stream", stream, end=2**32)
 
     def values(self, shape: Sequence[int]) -> np.ndarray:
         """Draw the values as a NumPy array of dtype float32.
@@ -316,21 +317,17 @@ def get(
         >>> get("pm_sigma", seed=7, stream=2).get_config()
         {'seed': 7, 'stream': 2}
     """
-    seed, stream = _check_uint32("seed", seed), _check_uint32("stream", stream)
+    seed, stream = check_int("seed", seed, end=2**32), check_int("stream", stream, end=2**32)
+    names = ", ".join(map(repr, sorted(INITIALIZERS)))
+    accepted = f"one of {names}, or an instance of keras.initializers.Initializer"
     if isinstance(identifier, str):
         if identifier not in INITIALIZERS:
-            raise ValueError(
-                f"Unknown initializer. Use one of {sorted(INITIALIZERS)}, or an instance of "
-                f"keras.initializers.Initializer. Received: initializer={identifier!r}"
-            )
+            raise value_error("initializer", identifier, accepted)
         if identifier in CONSTANTS:
             return CONSTANTS[identifier]()
         return DISTRIBUTIONS[identifier](seed=seed, stream=stream)
     if not isinstance(identifier, keras.initializers.Initializer):
-        raise TypeError(
-            f"The initializer must be one of {sorted(INITIALIZERS)}, or an instance of "
-            f"keras.initializers.Initializer. Received: initializer={identifier!r}"
-        )
+        raise type_error("initializer", identifier, accepted)
     config = identifier.get_config()
     if isinstance(identifier, SeededInitializer):
         return type(identifier).from_config({**config, "stream": stream})
@@ -344,19 +341,6 @@ def _xavier_sigma(fan_in: int, fan_out: int) -> float:
     return math.sqrt(2.0 / (fan_in + fan_out))
 
 
-def _check_uint32(name: str, value: Any) -> int:
-    accepted = "an integer in [0, 2**32)"
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be {accepted}. Received: {name}={value!r}") from None
-    if not 0 <= number < 2**32:
-        raise ValueError(f"{name} must be {accepted}. Received: {name}={value!r}")
-    return number
-
-
 def _check_float_dtype(initializer: keras.initializers.Initializer, dtype: Any) -> str:
     name: str = keras.backend.standardize_dtype(dtype)
     if not keras.backend.is_float_dtype(name):
@@ -368,11 +352,11 @@ def _check_float_dtype(initializer: keras.initializers.Initializer, dtype: Any) 
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
-    message = f"shape must be a sequence of known sizes, 0 or more. Received: shape={shape!r}"
+    accepted = "a sequence of known sizes, 0 or more"
     try:
         dimensions = tuple(operator.index(dimension) for dimension in shape)
     except TypeError:
-        raise ValueError(message) from None
+        raise value_error("shape", shape, accepted) from None
     if min(dimensions, default=0) < 0:
-        raise ValueError(message)
+        raise value_error("shape", shape, accepted)
     return dimensions

@@ -1,13 +1,13 @@
 """How many weights are trained and which: exact counts, ties broken by position (NumPy alone)."""
 
 import math
-import numbers
-import operator
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+
+from keras_freeze._utils.validation import check_int, check_number, value_error
 
 # The fourth counter word of the generator in `rescue_index`. It keeps these draws apart from any
 # other use of the same seed.
@@ -32,16 +32,9 @@ def check_freeze_rate(freeze_rate: Any) -> float:
         >>> check_freeze_rate(np.float32(0.9))
         0.9
     """
-    if isinstance(freeze_rate, (bool, np.bool_)) or not isinstance(freeze_rate, numbers.Real):
-        raise TypeError(
-            "`freeze_rate` must be a number in [0, 1]. "
-            f"Received: freeze_rate={freeze_rate!r} (of type {type(freeze_rate).__name__})"
-        )
-    rate = float(str(freeze_rate) if isinstance(freeze_rate, np.floating) else freeze_rate)
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(
-            f"`freeze_rate` must be a number in [0, 1]. Received: freeze_rate={freeze_rate}"
-        )
+    rate = check_number("freeze_rate", freeze_rate, 0.0, 1.0)
+    if isinstance(freeze_rate, np.floating):
+        rate = float(str(freeze_rate))
     return rate + 0.0  # -0.0 becomes 0.0
 
 
@@ -67,9 +60,7 @@ def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
         43050
     """
     rate = Fraction(str(check_freeze_rate(freeze_rate)))
-    count = operator.index(num_weights)
-    if count < 0:
-        raise ValueError(f"`num_weights` must be at least 0. Received: num_weights={num_weights}")
+    count = check_int("num_weights", num_weights)
     return math.floor((1 - rate) * count)
 
 
@@ -92,12 +83,9 @@ def rescue_index(seed: int, position: int, size: int) -> int:
         TypeError: If an argument is no integer.
         ValueError: If an argument is out of range.
     """
-    seed, position, size = (operator.index(value) for value in (seed, position, size))
-    for name, value in (("seed", seed), ("position", position)):
-        if not 0 <= value < 2**64:
-            raise ValueError(f"`{name}` must be in [0, 2**64). Received: {name}={value}")
-    if size < 1:
-        raise ValueError(f"`size` must be at least 1. Received: size={size}")
+    seed = check_int("seed", seed, end=2**64)
+    position = check_int("position", position, end=2**64)
+    size = check_int("size", size, minimum=1)
     # NumPy steps the counter before it draws, hence the 1 in the docstring.
     counter = np.array([0, 0, 0, _RESCUE_STREAM], np.uint64)
     key = np.array([seed, position], np.uint64)
@@ -131,7 +119,7 @@ def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
             raise ValueError(f"Scores must be finite. Received: scores[{index}] has NaN or Inf")
     total = sum(array.size for array in arrays)
     if not 0 <= k <= total:
-        raise ValueError(f"`k` must be between 0 and {total}, the number of scores. Received: {k=}")
+        raise value_error("k", k, f"between 0 and {total}, the number of scores")
     if k == 0:
         return [np.zeros(array.shape, bool) for array in arrays]
 
