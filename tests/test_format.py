@@ -1,4 +1,4 @@
-"""docs/file_format.md suffices: format_reader.py, written from it alone, gives every variable's bits."""
+"""docs/file_format.md suffices: a reader written from it alone gives every variable's bits."""
 
 import hashlib
 import pathlib

@@ -1,4 +1,4 @@
-"""The programs of docs/guides/custom_training_loops.md, against training by hand in NumPy and against `fit`."""
+"""The programs of docs/guides/custom_training_loops.md, against NumPy and against `fit`."""
 
 import functools
 import re
