@@ -18,8 +18,8 @@ test-all: OPTIONS := --whole
 test test-all: $(VENV)/.installed-test
 	@status=0; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(OPTIONS) || status=1; \
-	KERAS_BACKEND=jax $(PYTEST) $(OPTIONS) tests/contract tests/programs || status=1; \
-	KERAS_BACKEND=torch $(PYTEST) $(OPTIONS) tests/contract tests/programs || status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(OPTIONS) tests/core || status=1; \
+	KERAS_BACKEND=torch $(PYTEST) $(OPTIONS) tests/core || status=1; \
 	exit $$status
 
 lint: $(VENV)/.installed-lint

@@ -4,7 +4,6 @@ import collections
 import hashlib
 import math
 import os
-import sys
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +18,9 @@ hypothesis.settings.load_profile("any machine")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Several test processes share the cores; PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Processes that a test starts import what the tests import.
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
 
 
 def pytest_addoption(parser):
@@ -59,7 +61,6 @@ def pytest_terminal_summary(terminalreporter):
     }
     count = sum(map(len, found.values()))
     if count:
-        sys.path.append(str(Path(__file__).parent / "contract"))
         import axes
 
         terminalreporter.write_line(

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -120,13 +119,12 @@ IN_A_GROUP = """
 import sys
 import numpy as np
 import torch.distributed as dist
-sys.path.append({tests!r})
 import keras
 from helpers import blobs, compiled, fit, two_dense_layers
 import keras_freeze as kf
 
 folder, rank = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{{folder}}/group", rank=rank, world_size=2)
+dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
 x, y = blobs(seed=rank)
 model = compiled(two_dense_layers())
 refused = []
@@ -137,17 +135,17 @@ for call in (lambda: kf.freeze(model, x, y), lambda: fit(model, x, y)):
         refused.append(str(error))
 assert len(refused) == 2 and all("Received: 2 processes" in text for text in refused), refused
 model = compiled(two_dense_layers())
-mask = kf.freeze(model, mask=kf.FreezeMask.load(f"{{folder}}/chosen.mask"))
+mask = kf.freeze(model, mask=kf.FreezeMask.load(f"{folder}/chosen.mask"))
 start = [keras.ops.convert_to_numpy(v) + 0 for v in model.trainable_variables]
 dist.barrier()
 fit(model, x, y)
 trained = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
-masks = {{f"mask_{{e.position}}": e.trained for e in kf.get_mask(model).entries}}
+masks = {f"mask_{e.position}": e.trained for e in kf.get_mask(model).entries}
 np.savez(
-    f"{{folder}}/{{rank}}.npz",
+    f"{folder}/{rank}.npz",
     **masks,
-    **{{f"start_{{i}}": a for i, a in enumerate(start)}},
-    **{{f"trained_{{i}}": a for i, a in enumerate(trained)}},
+    **{f"start_{i}": a for i, a in enumerate(start)},
+    **{f"trained_{i}": a for i, a in enumerate(trained)},
 )
 dist.destroy_process_group()
 """
@@ -156,10 +154,9 @@ dist.destroy_process_group()
 @pytest.mark.skipif(BACKEND != "torch", reason="a process group of PyTorch")
 def test_processes_of_a_group_are_refused_until_they_are_given_one_mask(tmp_path):
     mask = mask_from_one_process(tmp_path / "chosen.mask")
-    program = IN_A_GROUP.format(tests=str(Path(__file__).parent))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path), str(rank)],
+            [sys.executable, "-c", IN_A_GROUP, str(tmp_path), str(rank)],
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
             stderr=subprocess.PIPE,
             text=True,

@@ -24,7 +24,7 @@ import keras_freeze as kf
 from keras_freeze.restricted import block
 from keras_freeze.restricted import layers as sparse_gradients
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BATCH = 12
 CASES = {}
 
@@ -518,9 +518,8 @@ def main():
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distribution")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
     command = [sys.executable, __file__]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "results.json").read_text())
 

@@ -9,7 +9,7 @@ import pytest
 
 import keras_freeze as kf
 
-FOLDER = Path(__file__).with_name("golden")
+FOLDER = Path(__file__).parents[1] / "golden"
 
 # SHA-256 of all weights, and the base, as they were when the files were written.
 FILES = {

@@ -9,11 +9,11 @@ import zlib
 import keras
 import numpy as np
 import pytest
+from file_layout import sealed
 from helpers import blobs, compiled, same_bits, sgd, value_of, values_of
 from keras import layers, ops
 from keras.src.backend.common.variables import Variable
 from keras.src.saving import serialization_lib
-from test_storage_trust import sealed
 
 import keras_freeze as kf
 from keras_freeze.storage import budget, loading

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_examples import run
+from example_scripts import run
 
 from keras_freeze.paper.runs import Results, Run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # Validation and test accuracy for the seeds 0 and 1, by freezing rate and learning rate.
 ACCURACIES = {

@@ -17,7 +17,7 @@ from keras_freeze.paper import datasets
 from keras_freeze.paper.datasets import augmentation, catalog, loading, sources
 from keras_freeze.paper.datasets.splitting import split_indices
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "tensorflow_datasets"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "tensorflow_datasets"
 
 # A CIFAR-10 of a few images, so that every pixel is known.
 NUM_TRAINING, NUM_TEST = 60, 20

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def run_python(code, *arguments, backend=None, **environment):
     """What a program prints in a process of its own, with the current backend or another one."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(ROOT / "tests" / "core"), *filter(None, sys.path)])
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend or keras.backend.backend(),

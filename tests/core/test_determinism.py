@@ -131,8 +131,7 @@ def main(folder):
 
 def start(folder, backend, **environment):
     folder.mkdir()
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": path, **environment}
+    environment = {**os.environ, "KERAS_BACKEND": backend, **environment}
     with (folder / "errors.txt").open("w") as errors:
         command = [sys.executable, __file__, str(folder)]
         return subprocess.Popen(command, env=environment, stdout=errors, stderr=errors)

@@ -19,7 +19,7 @@ from keras_freeze.paper.training import LEARNING_RATES
 
 pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DATA_DIR = ROOT.parent / "shared/data/tensorflow_datasets"
 SUBSET = ROOT.parent / "shared/data/tiny-imagenet-200-subset.tar.gz"
 

@@ -9,7 +9,7 @@ from keras_freeze.paper import datasets
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
-SUBSET = Path(__file__).resolve().parents[2] / "shared/data/tiny-imagenet-200-subset.tar.gz"
+SUBSET = Path(__file__).resolve().parents[3] / "shared/data/tiny-imagenet-200-subset.tar.gz"
 
 # Not in alphabetical order, as in the official file.
 WNIDS = ("n02124075", "n04067472", "n01641577")

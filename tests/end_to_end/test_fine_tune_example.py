@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from test_examples import run
+from example_scripts import run
 
 import keras_freeze as kf
 

@@ -29,7 +29,7 @@ from keras_freeze.paper.runs import Results, Run
 from keras_freeze.paper.training import LEARNING_RATES
 from keras_freeze.paper.tuning import FreezeHyperModel, LogRange, check_trials, sweep
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A process that waits for another so long hangs; no busy machine needs it.
 HOUR = 3600.0
 
@@ -192,7 +192,7 @@ def start_process(folder, *arguments, **environment):
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, **environment},
     )
 
 

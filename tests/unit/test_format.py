@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import keras_freeze as kf
 
-GOLDEN = sorted(pathlib.Path(__file__).with_name("golden").glob("*.freeze"))
+GOLDEN = sorted((pathlib.Path(__file__).parents[1] / "golden").glob("*.freeze"))
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
@@ -358,7 +358,7 @@ def test_values_of_a_keras_initializer_are_refused(tmp_path):
 
 
 def test_the_page_names_the_dictionary_of_the_header():
-    page = (pathlib.Path(__file__).parents[1] / "docs/file_format.md").read_text(encoding="utf-8")
+    page = (pathlib.Path(__file__).parents[2] / "docs/file_format.md").read_text(encoding="utf-8")
     page = " ".join(page.split())
     dictionary = format_reader.DICTIONARY.read_bytes()
     assert f"{len(dictionary):,} bytes" in page

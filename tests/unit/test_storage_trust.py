@@ -2,12 +2,10 @@
 
 import contextlib
 import copy
-import hashlib
 import itertools
 import json
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import textwrap
@@ -20,19 +18,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from file_layout import DICTIONARY, LENGTHS, PREAMBLE, SECTIONS, START, pack, sealed
 from helpers import blobs, compiled, dense_model, fit, same_bits, sgd, value_of, values_of
 from keras import layers
 from keras.src.utils import python_utils
 
 import keras_freeze as kf
 from keras_freeze.storage import container, loading
-
-# The layout of docs/file_format.md, written down once more.
-PREAMBLE = struct.Struct("<8sIIQQQQIIII")
-START, DIGEST_BYTES = PREAMBLE.size + 4, 32
-LENGTHS = range(3, 7)  # the fields of the preamble that are lengths of sections
-SECTIONS = ("header", "mask", "exponents", "mantissas")
-DICTIONARY = Path(kf.storage.__file__).with_name("header_dictionary.txt").read_bytes()
 
 # Keras reads every variable with it.
 pytestmark = [
@@ -108,22 +100,6 @@ def file(request, files):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "model.freeze"
-
-
-def pack(preamble):
-    """The fields of a preamble as bytes, with the checksum over them."""
-    packed = PREAMBLE.pack(*preamble)
-    return packed + struct.pack("<I", zlib.crc32(packed))
-
-
-def sealed(text, mask=b"", exponents=b"", mantissas=b"", announced=None):
-    """A file with a header of this text, all checksums right."""
-    packer = zlib.compressobj(zdict=DICTIONARY)
-    sections = (packer.compress(text) + packer.flush(), mask, exponents, mantissas)
-    announced = len(text) if announced is None else announced
-    preamble = [b"\x89FREEZE\n", 1, announced, *map(len, sections), *map(zlib.crc32, sections)]
-    data = pack(preamble) + b"".join(sections)
-    return data + hashlib.sha256(data).digest()
 
 
 def rebuilt(file, header=None, **sections):

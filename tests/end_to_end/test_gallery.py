@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from test_examples import ROOT, run
+from example_scripts import ROOT, run
 
 import keras_freeze as kf
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_examples import run
+from example_scripts import run
 
 from keras_freeze.paper.experiments import EXPERIMENTS
 from keras_freeze.paper.runs import Run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHORT = (
     "--dataset=mnist_5k",
     "--model=lenet_300_100",

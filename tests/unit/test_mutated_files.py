@@ -9,7 +9,7 @@ import pytest
 # One process, once: the originals are trained for it.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-TOOL = Path(__file__).parents[1] / "tools" / "mutate_files.py"
+TOOL = Path(__file__).parents[2] / "tools" / "mutate_files.py"
 MEMORY = 1 << 30  # bytes that reading all of them may add to a process with TensorFlow in it
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import ml_dtypes  # noqa: F401 (NumPy then knows bfloat16 and float8 by name)
 import numpy as np
 
-DICTIONARY = pathlib.Path(__file__).parents[1] / "keras_freeze/storage/header_dictionary.txt"
+DICTIONARY = pathlib.Path(__file__).parents[2] / "keras_freeze/storage/header_dictionary.txt"
 GENERATOR = "philox4x64-sign-fraction52-v1"
 TOTAL = 2**24  # the probabilities of a model sum up to it
 
