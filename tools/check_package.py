@@ -2,9 +2,9 @@
 
 python tools/check_package.py
 
-Builds sdist and wheel (with the packages of the extra `package`), looks into the wheel, makes a virtual
-environment in a temporary folder, installs the wheel with the JAX backend, which is the smallest, and
-freezes, saves and loads a network with it. Prints what it does, and fails at the first error.
+Builds sdist and wheel (with the packages of the extra `package`), looks into the wheel, makes a
+virtual environment in a temporary folder, installs the wheel with the JAX backend, which is the
+smallest, and freezes, saves and loads a network with it. Fails at the first error.
 """
 
 import os
