@@ -27,6 +27,16 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The site in site/, from the docstrings and docs/. Needs no network once the packages are there.
+.PHONY: docs
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Sdist and wheel, installed into an empty environment and used there.
+.PHONY: package
+package: $(VENV)/.installed-package
+	$(BIN)/python tools/check_package.py
+
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing keras_freeze[$*] into $(VENV); a few minutes the first time."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
