@@ -1,70 +1,84 @@
-"""Settings and options of all tests."""
+"""Settings of all tests, and which target of the Makefile runs which of them.
+
+- `make test` runs what is fast: neither `slow` nor `exhaustive`.
+- `make test-slow` runs what is `slow`, as is all in tests/paper and tests/end_to_end.
+- `make test-all` runs every case of every test.
+
+A test with many cases says with `cases(n)` how many of them the first two run: those that differ most
+from each other. All others are `exhaustive`. `cases(n, jax=m)` says another number for a backend.
+`slow_on("jax")` is slow on that backend alone.
+"""
 
 import collections
-import hashlib
-import math
 import os
 from pathlib import Path
 
 import hypothesis
 import pytest
+from pairwise import most_different
+
+ROOT = Path(__file__).parents[1]
+SLOW_FOLDERS = ("paper", "end_to_end")
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 
 # How long an example takes depends on what else the machine does.
-hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any machine")
+patient = {
+    "deadline": None,
+    "suppress_health_check": [
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+}
+hypothesis.settings.register_profile("few", max_examples=25, **patient)
+hypothesis.settings.register_profile("many", max_examples=500, **patient)
+hypothesis.settings.load_profile("few")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Several test processes share the cores; PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that a test starts import what the tests import.
-ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
+# JAX compiles more than it computes here. What is compiled is kept, and little optimized.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--whole",
-        action="store_true",
-        help="Run all combinations of the contract suite and all cases, not a sample of them.",
-    )
+def number_of_cases(marker):
+    """How many cases of a test marked `cases` are not exhaustive."""
+    (number,) = marker.args
+    return marker.kwargs.get(BACKEND, number)
 
 
-def pytest_collection_modifyitems(config, items):
-    """Keeps together what shares fixtures; samples the cases of tests marked `sample(share)`."""
+def mark_targets(items):
+    """Adds `slow` by folder and backend, and `exhaustive` to the cases that are left out."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_FOLDERS or any(
+            BACKEND in marker.args for marker in item.iter_markers("slow_on")
+        ):
+            item.add_marker("slow")
+        if item.get_closest_marker("cases"):
+            cases[item.nodeid.split("[")[0]].append(item)
+    for of_one_test in cases.values():
+        number = number_of_cases(of_one_test[0].get_closest_marker("cases"))
+        chosen = most_different(map(values_of_case, of_one_test), number)
+        for i, item in enumerate(of_one_test):
+            if i not in chosen:
+                item.add_marker("exhaustive")
+
+
+def values_of_case(item):
+    """The numbers of a case's parameters, none for a test without."""
+    callspec = getattr(item, "callspec", None)
+    return tuple(sorted(callspec.indices.items())) if callspec else ()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items):
+    """Marks what the targets select by, and keeps together what shares a module's fixtures."""
+    mark_targets(items)
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs.values()
         if any(definitions[-1].scope == "module" for definitions in fixtures):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
-    if config.getoption("--whole"):
-        return
-    cases = collections.defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("sample"):
-            cases[item.nodeid.split("[")[0]].append(item)
-    left_out = set()
-    for of_one_test in cases.values():
-        (share,) = of_one_test[0].get_closest_marker("sample").args
-        of_one_test.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
-        left_out.update(of_one_test[math.ceil(share * len(of_one_test)) :])
-    config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
-    items[:] = [item for item in items if item not in left_out]
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Says how much of the contract suite was run."""
-    stats = terminalreporter.stats
-    found = {
-        outcome: [r for r in stats.get(outcome, ()) if "test_combinations.py" in r.nodeid]
-        for outcome in ("passed", "failed", "skipped")
-    }
-    count = sum(map(len, found.values()))
-    if count:
-        import axes
-
-        terminalreporter.write_line(
-            f"Contract suite on {axes.BACKEND}: {count:,} of {len(axes.COMBINATIONS):,} "
-            f"combinations of optimizer, layer, precision and loop; {len(found['failed'])} failed, "
-            f"{len(found['skipped'])} that plain Keras cannot train either."
-        )

@@ -23,7 +23,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 BATCH, RATE = 16, 0.75
 
 pytestmark = [
-    pytest.mark.sample(0),  # takes two minutes, and test_determinism.py has the smallest of it
+    pytest.mark.exhaustive,  # takes two minutes; test_determinism.py has the smallest of it
     pytest.mark.skipif(
         keras.backend.backend() != "tensorflow", reason="once for all backends is enough"
     ),

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 BACKEND = keras.backend.backend()
 BATCH = 12

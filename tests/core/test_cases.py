@@ -29,7 +29,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.35)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 each_way = pytest.mark.parametrize("way", axes.WAYS)
 HALF = 0.5

@@ -17,7 +17,7 @@ from axes import WAYS
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.35)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = [name for name in ("tensorflow", "jax", "torch") if name != BACKEND]
@@ -195,12 +195,14 @@ def killed(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize(("way", "moment"), CASES)
 def test_killed_training_ends_bit_for_bit_like_one_that_was_never_killed(killed, way, moment):
     """keras#19389. The script of the new process is the one that was killed."""
     resume(way, backup(killed, way, moment), first_epoch=(moment - 1) // NUM_BATCHES)
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize(("way", "save"), [case[:2] for case in SAVES if case[1] > 1 and case[2]])
 def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_is_kept(
     killed, way, save
@@ -209,6 +211,7 @@ def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_i
     resume(way, callback, first_epoch=save - 1)
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize(("way", "save", "double"), SAVES[:2])
 def test_without_a_save_before_keras_cannot_resume_and_says_so(killed, way, save, double):
     """Of any optimizer; README.md and docs/reproducibility.md tell."""
@@ -481,6 +484,8 @@ def loaded_elsewhere(request, saved):
     return request.param, in_python("load", *folders, backend=request.param).stderr
 
 
+@pytest.mark.slow
+@pytest.mark.cases(0, torch=2)
 @each_way
 @pytest.mark.parametrize("name", FORMATS)
 def test_training_goes_on_from_a_file_on_another_backend(saved, loaded_elsewhere, way, name):
@@ -495,6 +500,8 @@ def test_training_goes_on_from_a_file_on_another_backend(saved, loaded_elsewhere
 
 
 def kill_all(root):
+    if BACKEND == "torch":
+        importlib.import_module("torch._dynamo")  # once, not in each process that is killed
     signals = [train_until_killed(way, [backup(root, way, m), Kill(m)]) for way, m in CASES]
     for way, save, double in SAVES:
         callback = backup(root, way, save, double, double_checkpoint=double)

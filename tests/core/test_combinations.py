@@ -1,4 +1,4 @@
-"""Every optimizer with every layer in every precision and loop: what is frozen keeps its bits."""
+"""Every optimizer, layer, precision, loop and strategy: what is frozen keeps its bits."""
 
 import math
 import re
@@ -75,6 +75,8 @@ def words(error):
     return type(error), re.sub(r"_?\d+", "", str(error))[:60]
 
 
+@pytest.mark.cases(20, torch=60)
+@pytest.mark.parametrize("combination", axes.COMBINATIONS, ids="-".join)
 def test_frozen_weights_keep_their_bits_and_the_rest_is_trained(combination):
     moving, ours = None, None
     try:

@@ -14,8 +14,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-DRAWS = {"tensorflow": 16, "jax": 4, "torch": 180}
-WHOLE = 200
+FEW = {"tensorflow": 5, "jax": 4, "torch": 25}[axes.BACKEND]
 
 ACTIVATIONS = ["relu", "tanh", "gelu", "linear"]
 WIDTHS = st.integers(1, 6)
@@ -134,11 +133,8 @@ def assert_no_drift(variables, before, mask, frozen_weights):
     return has_moved
 
 
-@pytest.fixture(name="draws")
-def _draws(request):
-    return WHOLE if request.config.getoption("--whole") else DRAWS[axes.BACKEND]
-
-
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("draws", [FEW, pytest.param(200, marks=pytest.mark.exhaustive)])
 @pytest.mark.filterwarnings("ignore")
 def test_frozen_weights_do_not_drift(draws):
     done = 0

@@ -11,7 +11,8 @@ import keras_freeze as kf
 
 pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX"),
-    pytest.mark.sample(0.35),  # `--whole` runs all
+    pytest.mark.cases(2),
+    pytest.mark.slow,
 ]
 
 BATCH = 12

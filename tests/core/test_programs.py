@@ -26,7 +26,7 @@ from helpers import (
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.35)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 BACKEND = keras.backend.backend()
 # What Keras lets each program be written for; `train_step` is another one on each backend.

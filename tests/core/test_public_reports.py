@@ -15,7 +15,7 @@ from helpers import (
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 
 def model_of(dtype="float32"):

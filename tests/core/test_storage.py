@@ -16,7 +16,7 @@ import keras_freeze as kf
 from keras_freeze.initializers.portable import VarianceScaling
 from keras_freeze.storage.container import read_container, write_container
 
-pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 
 def trained(model, *, optimizer=None, reinitialize=True, freeze=True):
@@ -71,7 +71,7 @@ def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
     assert_comes_back_in_a_fresh_process(models, tmp_path)
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_models_as_keras_drew_them_train_on_in_a_fresh_process(tmp_path):
     models = {}
     for name in ("attention", "bidirectional", "convolutional", "mixed_float16", "subclassed"):
@@ -81,7 +81,7 @@ def test_models_as_keras_drew_them_train_on_in_a_fresh_process(tmp_path):
     assert_comes_back_in_a_fresh_process(models, tmp_path)
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_the_networks_of_the_paper_come_back_in_a_fresh_process(tmp_path):
     shapes = {"vgg16_d": (32, 32, 3), "resnet34": (16, 16, 3)}
     models = {}

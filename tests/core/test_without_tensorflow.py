@@ -227,11 +227,13 @@ def outcomes():
     return json.loads(run_python(code).splitlines()[-1])
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_core_works_where_tensorflow_cannot_be_imported(name, outcomes):
     assert outcomes[name] == "", outcomes[name]
 
 
+@pytest.mark.slow
 def test_the_package_does_not_import_tensorflow():
     """Where it is installed; the modules that are loaded when first used included."""
     code = (
@@ -242,6 +244,7 @@ def test_the_package_does_not_import_tensorflow():
     assert run_python(code).splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_train_starts_with_the_first_pass_where_tensorflow_reads_the_data():
     """Keras's trainers for JAX and PyTorch read a batch ahead, which must not cost a pass."""
     pytest.importorskip("tensorflow")

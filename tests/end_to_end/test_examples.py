@@ -32,7 +32,7 @@ def test_train_shows_progress_and_nothing_else_on_standard_error(trained):
     assert line.startswith("epoch 1/1, took ")
 
 
-@pytest.mark.sample(0.3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

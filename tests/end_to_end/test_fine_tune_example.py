@@ -9,8 +9,8 @@ from example_scripts import run
 
 import keras_freeze as kf
 
-# Takes a minute: `--whole` runs it.
-pytestmark = pytest.mark.sample(0)
+# Takes a minute.
+pytestmark = pytest.mark.exhaustive
 
 NUM_WEIGHTS = 784 * 300 + 300 * 100 + 100 * 5
 NUM_BIASES = 300 + 100 + 5

@@ -89,7 +89,7 @@ def test_each_run_has_tensorboard_logs_of_its_own(finished):
         assert len(list(logs.glob("train/events*"))) == 1
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_other_experiments_take_the_runs_they_share_and_leave_earlier_reports(finished):
     folder, _, first_report = finished
     before = (folder / "results.jsonl").read_bytes()
@@ -104,7 +104,7 @@ def test_other_experiments_take_the_runs_they_share_and_leave_earlier_reports(fi
     assert report_in(folder, "lenet5_extreme_rates") == first_report
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_a_worker_leaves_the_report_to_the_chief(finished, tmp_path):
     (tmp_path / "results.jsonl").write_bytes((finished[0] / "results.jsonl").read_bytes())
     address = {"KERASTUNER_ORACLE_IP": "127.0.0.1", "KERASTUNER_ORACLE_PORT": "1"}

@@ -62,7 +62,7 @@ def test_the_tables_have_test_accuracies_and_the_best_in_validation(tmp_path):
     assert len(results) == 8
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_a_search_is_of_each_rate_and_is_repeated_only_if_flags_differ(tmp_path):
     def search(*flags):
         flags = ("--search=random", *SHORT, *flags, f"--output_dir={tmp_path}")
@@ -121,7 +121,7 @@ def test_missing_data_are_one_line_and_a_status(tmp_path):
     assert process.stdout == ""
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_runs_that_fail_are_one_line_after_their_tracebacks(tmp_path):
     flags = [
         "--model=vgg16_d",

@@ -522,7 +522,7 @@ def test_embedded_digits_need_no_tfds():
 # --- the real thing --------------------------------------------------------------------------
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["mnist", "cifar100"])
 def test_prepared_data_have_the_official_shapes_and_classes(name):
     pytest.importorskip("tensorflow_datasets")

@@ -15,7 +15,7 @@ from keras_freeze.paper.figures import plot_experiment
 from keras_freeze.paper.runs import Results
 from keras_freeze.paper.training import LEARNING_RATES, recipe_for
 
-pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 EPOCHS = 4
 SHORT = {

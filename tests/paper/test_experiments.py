@@ -17,7 +17,7 @@ from keras_freeze.paper.experiments.work import overview, work_of
 from keras_freeze.paper.runs import MEASURES, Results, Run
 from keras_freeze.paper.training import LEARNING_RATES
 
-pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_DIR = ROOT.parent / "shared/data/tensorflow_datasets"
@@ -848,7 +848,7 @@ def run_and_show(experiment, label, folder, data_dir):
     return record["result"], table[2][table[0].index(label)]
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_vgg16_d_trains_on_cifar_10_by_its_experiment(tmp_path, small_batches):
     if not (DATA_DIR / "cifar10").is_dir():
         pytest.skip(f"{DATA_DIR / 'cifar10'} is missing")
@@ -859,7 +859,7 @@ def test_vgg16_d_trains_on_cifar_10_by_its_experiment(tmp_path, small_batches):
     assert cell.startswith(f"{100 * result['test_accuracy']:.2f}")
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_resnet34_trains_on_tiny_imagenet_by_its_experiment(tmp_path, small_batches):
     if not SUBSET.is_file():
         pytest.skip(f"{SUBSET} is missing")

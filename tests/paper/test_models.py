@@ -10,7 +10,7 @@ import pytest
 from keras_freeze import initializers
 from keras_freeze.paper.models import MODELS, lenet_5_caffe, lenet_300_100, resnet34, vgg16_d
 
-pytestmark = pytest.mark.sample(0.4)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 DEFAULT_INPUT = {
     "lenet_300_100": (28, 28, 1),

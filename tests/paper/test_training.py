@@ -14,7 +14,7 @@ from keras_freeze.criteria.grasp import GraSP
 from keras_freeze.paper import datasets, training
 from keras_freeze.paper.training import METHODS, recipe_for, replacing, train
 
-pytestmark = pytest.mark.sample(0.5)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 
 def run(method="freezenet", freeze_rate=0.99, **arguments):

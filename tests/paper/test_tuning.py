@@ -233,7 +233,7 @@ def kill_at(place, number):
     Results.append = append_or_die
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*no record of a run")
 def test_a_sweep_that_is_killed_three_times_ends_with_the_same_records(tmp_path):
     rng = random.Random(1)
@@ -455,7 +455,7 @@ def test_grid_search_tries_each_rate_once_and_the_baseline_without_one(tmp_path)
     assert values_of(tuner, "seed") == [3] * 3
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_eagerly")
 def test_hyperband_continues_trials_with_their_mask_in_the_same_schedule(tmp_path):
     """The rate drops after the first of two epochs, and in the middle of the second."""

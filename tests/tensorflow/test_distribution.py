@@ -657,7 +657,7 @@ def test_what_was_created_outside_of_the_scope_is_refused(outside):
     assert kf.get_mask(model) is None
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_the_example_trains_on_two_logical_cpus(tmp_path):
     script = ROOT / "examples" / "train_on_several_devices.py"
     flags = ["--logical_cpus=2", "--epochs=1"]

@@ -8,7 +8,7 @@ from keras import layers
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.25)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 
 def make_data(size=64, seed=0):

@@ -287,7 +287,7 @@ def test_other_random_functions_and_order_of_construction_change_nothing():
     assert len(set(first.values())) == 3
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_same_bits_in_a_fresh_process_without_vector_instructions():
     # features beyond the baseline that NumPy uses on this processor; switching them off selects
     # other inner loops, as another processor would

@@ -28,7 +28,7 @@ from keras import optimizers as ko
 import keras_freeze as kf
 from keras_freeze.optimizer.freeze_optimizer import COORDINATE_WISE
 
-pytestmark = pytest.mark.sample(0.2)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 STEPS, FREEZE_RATE = 10, 0.75
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 
 def make_data(seed=0):
@@ -105,7 +105,7 @@ def test_other_inner_optimizers_go_on_identically_too(tmp_path, way, inner):
     assert kf.get_mask(loaded) == kf.get_mask(model)
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 @WAYS
 def test_training_goes_on_identically_in_a_fresh_process(tmp_path, way):
     model = start(way)
@@ -131,7 +131,7 @@ def test_training_goes_on_identically_in_a_fresh_process(tmp_path, way):
     assert kf.FreezeMask.load(tmp_path / "trained.mask") == kf.get_mask(model)
 
 
-@pytest.mark.sample(0)  # takes long: `--whole` runs it
+@pytest.mark.exhaustive
 def test_model_loads_without_this_package_when_not_compiled(tmp_path):
     model = start("compact")
     x, _ = make_data()

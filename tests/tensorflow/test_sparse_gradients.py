@@ -37,7 +37,7 @@ from keras_freeze.restricted import layers as sparse_gradients
 from keras_freeze.restricted.cost_model import cheapest_block
 from keras_freeze.restricted.layers import is_restricted
 
-pytestmark = pytest.mark.sample(0.25)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 WAYS = [(True, True), (True, False), (False, True), (False, False)]
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "mixed_float16": 4e-3, "mixed_bfloat16": 3e-2}
@@ -1220,7 +1220,6 @@ def kernel_gradients():
     return lambda: gradients_of_mse(model, x, y)[0], expected
 
 
-@pytest.mark.sample(1.0)
 @pytest.mark.parametrize("where", ["eager", "graph", "outside its function"])
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_arithmetic_is_that_of_the_gradient_in_full_shape(name, where, kernel_gradients):

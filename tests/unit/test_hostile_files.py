@@ -215,15 +215,16 @@ def resolved(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize("every", [80, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("place", [*PLACES, "layer"])
 def test_nothing_that_keras_exports_is_used_where_it_is_not_expected(
-    place, content, path, resolved, pytestconfig
+    place, every, content, path, resolved
 ):
     header = content.header
     if place == "source":
         header = changed(header, ("variables", 0, "source"), ["initializer", None])
     where = layer_named(header, "dropout") if place == "layer" else PLACES[place](header)
-    names = sorted(GADGETS) if pytestconfig.getoption("--whole") else sorted(GADGETS)[::40]
+    names = sorted(GADGETS)[::every]
     num_refused = 0
     for name in [*names, "keras.config.set_max_epochs", "keras.layers.TFSMLayer"]:
         gadget = GADGETS[name]

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -113,7 +113,6 @@ def test_negative_count_is_refused():
 # The k largest
 
 
-@settings(max_examples=300)
 @given(data=st.data())
 def test_top_agrees_with_a_stable_sort(data):
     scores = data.draw(score_arrays(st.one_of(HEAVY_TIES, ANY_SCORE)))
@@ -279,7 +278,6 @@ def test_scores_paths_and_positions_must_have_one_length():
         FreezeMask.from_scores([np.ones(2)], 0.5, positions=[])
 
 
-@settings(max_examples=100)
 @given(scores=score_arrays(HEAVY_TIES), freeze_rate=st.floats(0, 1), seed=st.integers(0, 2**64 - 1))
 def test_masks_from_scores_agree_with_the_rules(scores, freeze_rate, seed):
     mask = FreezeMask.from_scores(scores, freeze_rate, seed=seed)
@@ -469,7 +467,6 @@ def test_copies_are_equal_and_read_only_and_know_no_variables(copied):
 # Files
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_files_bring_everything_back(tmp_path_factory, data):
     arrays = data.draw(

@@ -5,7 +5,7 @@ import math
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_freeze.masks.mask import FreezeMask
@@ -44,13 +44,11 @@ def coded(masks):
     return len(stream)
 
 
-@settings(max_examples=300)
 @given(st.lists(arrays.arrays(bool, SHAPES), max_size=4))
 def test_every_mask_comes_back(masks):
     coded(masks)
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shape=st.sampled_from([(300,), (90, 70), (3, 3, 40, 30), (5, 5, 1, 20), (2, 3, 3, 8, 24)]),
@@ -131,7 +129,6 @@ def test_equal_masks_have_equal_bytes():
     assert encode_masks([mask]) == encode_masks([np.asfortranarray(mask)])
 
 
-@settings(max_examples=200)
 @given(stream=st.binary(max_size=400), width=st.integers(1, 60))
 def test_any_bytes_are_a_mask_or_an_error(stream, width):
     shapes = [(width, 40), (3, 3, 5, width), (width,)]

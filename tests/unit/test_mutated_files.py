@@ -22,9 +22,16 @@ def tool():
     return module
 
 
-def test_changed_files_load_or_are_refused(tool, tmp_path, pytestconfig):
+@pytest.mark.parametrize(
+    "count",
+    [
+        100,
+        pytest.param(1_000, marks=pytest.mark.slow),
+        pytest.param(30_000, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_changed_files_load_or_are_refused(count, tool, tmp_path):
     resource = pytest.importorskip("resource")
-    count = 30_000 if pytestconfig.getoption("--whole") else 1_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = tool.run(count, seed=0, folder=tmp_path)
     unit = 1 if sys.platform == "darwin" else 1024

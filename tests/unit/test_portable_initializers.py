@@ -7,7 +7,7 @@ import format_reader
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -238,7 +238,6 @@ made = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(made, st.tuples(st.integers(1, 4), st.integers(1, 6)), st.integers(0, 2**32 - 1))
 def test_the_page_about_the_format_gives_the_same_bits(initializer, shape, seed):
     config = {**initializer.get_config(), "seed": seed, "stream": 3}
@@ -248,7 +247,6 @@ def test_the_page_about_the_format_gives_the_same_bits(initializer, shape, seed)
     assert np.array_equal(initializer.values(shape).view(np.uint32), again.view(np.uint32))
 
 
-@settings(max_examples=30, deadline=None)
 @given(made)
 def test_an_initializer_comes_back_from_its_configuration(initializer):
     again = keras.initializers.deserialize(keras.initializers.serialize(initializer))

@@ -10,7 +10,7 @@ from keras import layers
 import keras_freeze as kf
 from keras_freeze.pruning import check_pruning
 
-pytestmark = pytest.mark.sample(0.3)  # `--whole` runs all
+pytestmark = pytest.mark.cases(2)
 
 METHODS = {
     "keep": {},

@@ -29,7 +29,7 @@ from keras_freeze.storage import container, loading
 # Keras reads every variable with it.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.sample(0.3),  # `--whole` runs all
+    pytest.mark.cases(2),
 ]
 
 READERS = (kf.load, kf.FreezeMask.load, kf.storage.inspect)
@@ -375,7 +375,7 @@ def apply_what_is_written(path, data, base):
         assert same_bits(value_of(variable), old), variable.path
 
 
-@pytest.mark.sample(0.3)
+@pytest.mark.cases(2)
 def test_every_changed_header_is_refused_or_harmless(file, path):
     header = file.content.header
     for place in places(header):
@@ -421,7 +421,7 @@ def changed_section(rng, section):
     return flip_bits(rng, section, b"")
 
 
-@pytest.mark.sample(0.3)
+@pytest.mark.cases(2)
 def test_other_sections_are_refused_or_harmless(file, path):
     rng = np.random.default_rng(3)
     for i in range(300):

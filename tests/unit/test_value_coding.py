@@ -4,7 +4,7 @@ import hypothesis.extra.numpy as arrays
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_freeze.storage.coding.entropy import TOTAL, Histogram, probabilities
@@ -24,7 +24,6 @@ def kinds(values):
     return [(array.size, array.dtype.itemsize) for array in values]
 
 
-@settings(max_examples=300)
 @given(st.lists(patterns(), max_size=6))
 def test_every_bit_pattern_comes_back(values):
     decoded = list(decode_values(*encode_values(values), kinds(values)))
@@ -69,7 +68,6 @@ def test_another_number_of_mantissas_is_an_error(missing):
         list(decode_values(heads, tails, [(10, 4)]))
 
 
-@settings(max_examples=300)
 @given(heads=st.binary(max_size=200), count=st.integers(0, 300))
 def test_any_bytes_are_values_or_an_error(heads, count):
     try:
@@ -79,7 +77,6 @@ def test_any_bytes_are_values_or_an_error(heads, count):
     assert decoded[0].size == count
 
 
-@settings(max_examples=300)
 @given(st.lists(st.integers(1, 2**15), min_size=2, max_size=256))
 def test_probabilities_are_exact_integers(frequencies):
     result = probabilities(frequencies)
