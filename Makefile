@@ -2,39 +2,56 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint
+.PHONY: help demo test test-slow test-all lint
 .SECONDARY:
 
-demo: $(VENV)/.installed-examples
+help:  ## what each target is for
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-examples  ## three networks side by side, one of them frozen
 	$(BIN)/python examples/demo.py
 
-# Every process loads TensorFlow (two take a third more processor time than one): no more than 4.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadgroup
+# Every process loads a backend: no more than 4. Each suite runs whatever the others find, and the status
+# tells of all. What is in which target: tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadgroup --durations=25
+FAST := -m "not slow and not exhaustive"
+SLOW := -m "slow and not exhaustive"
+ALL := --hypothesis-profile=many
 
-# All tests on TensorFlow, then the contract suite and whole programs on the other backends; a sample of its
-# combinations, or with `test-all` every one of them. Each suite runs whatever the others find, and
-# the status tells of all.
-test-all: OPTIONS := --whole
-test test-all: $(VENV)/.installed-test
+test: $(VENV)/.installed-test  ## what matters on all three backends: six minutes on two cores
 	@status=0; \
-	KERAS_BACKEND=tensorflow $(PYTEST) $(OPTIONS) || status=1; \
-	KERAS_BACKEND=jax $(PYTEST) $(OPTIONS) tests/core || status=1; \
-	KERAS_BACKEND=torch $(PYTEST) $(OPTIONS) tests/core || status=1; \
+	KERAS_BACKEND=torch $(PYTEST) $(FAST) tests/unit tests/core || status=1; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(FAST) tests/core tests/tensorflow || status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(FAST) tests/core || status=1; \
 	exit $$status
 
-lint: $(VENV)/.installed-lint
+test-slow: $(VENV)/.installed-test  ## the paper's side, whole programs, other processes and devices
+	@status=0; \
+	KERAS_BACKEND=torch $(PYTEST) $(SLOW) tests/unit tests/core || status=1; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) tests/core tests/tensorflow tests/paper tests/end_to_end \
+	|| status=1; \
+	exit $$status
+
+test-all: $(VENV)/.installed-test  ## every case of every test: two hours
+	@status=0; \
+	KERAS_BACKEND=torch $(PYTEST) $(ALL) tests/unit tests/core || status=1; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(ALL) tests || status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(ALL) tests/core || status=1; \
+	exit $$status
+
+lint: $(VENV)/.installed-lint  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 # The site in site/, from the docstrings and docs/. Needs no network once the packages are there.
 .PHONY: docs
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.installed-docs  ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Sdist and wheel, installed into an empty environment and used there.
 .PHONY: package
-package: $(VENV)/.installed-package
+package: $(VENV)/.installed-package  ## sdist and wheel, installed and used
 	$(BIN)/python tools/check_package.py
 
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(BIN)/python

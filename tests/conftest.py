@@ -4,9 +4,9 @@
 - `make test-slow` runs what is `slow`, as is all in tests/paper and tests/end_to_end.
 - `make test-all` runs every case of every test.
 
-A test with many cases says with `cases(n)` how many of them the first two run: those that differ most
-from each other. All others are `exhaustive`. `cases(n, jax=m)` says another number for a backend.
-`slow_on("jax")` is slow on that backend alone.
+A test with many cases says with `cases(n)` how many of them the first two run: those that differ
+most from each other. The others are `exhaustive`. `cases(n, jax=m)` gives another number for a
+backend; what is `slow_on("jax")` is slow on that backend alone.
 """
 
 import collections
@@ -50,22 +50,25 @@ def number_of_cases(marker):
     return marker.kwargs.get(BACKEND, number)
 
 
+def is_slow(item):
+    if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_FOLDERS:
+        return True
+    return any(BACKEND in marker.args for marker in item.iter_markers("slow_on"))
+
+
 def mark_targets(items):
     """Adds `slow` by folder and backend, and `exhaustive` to the cases that are left out."""
     cases = collections.defaultdict(list)
     for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_FOLDERS or any(
-            BACKEND in marker.args for marker in item.iter_markers("slow_on")
-        ):
+        if is_slow(item):
             item.add_marker("slow")
-        if item.get_closest_marker("cases"):
+        if item.get_closest_marker("cases") and not item.get_closest_marker("exhaustive"):
             cases[item.nodeid.split("[")[0]].append(item)
     for of_one_test in cases.values():
         number = number_of_cases(of_one_test[0].get_closest_marker("cases"))
         chosen = most_different(map(values_of_case, of_one_test), number)
-        for i, item in enumerate(of_one_test):
-            if i not in chosen:
-                item.add_marker("exhaustive")
+        for i in set(range(len(of_one_test))) - set(chosen):
+            of_one_test[i].add_marker("exhaustive")
 
 
 def values_of_case(item):

@@ -27,26 +27,26 @@ def pairwise(axes):
     counts = Counter(part for pair in missing for part in (pair[:2], pair[2:]))
     rows = []
     while missing:
-        start = max(
-            ((i, value) for i, axis in enumerate(axes) for value in axis),
-            key=lambda part: counts[part],
-        )
-        row = dict([start])
-        for i in sorted(set(range(len(axes))) - {start[0]}, key=lambda i: -len(axes[i])):
-
-            def gain(value, i=i, row=row):
-                new = sum(
-                    ((i, value, j, other) if i < j else (j, other, i, value)) in missing
-                    for j, other in row.items()
-                )
-                return new, counts[i, value]
-
-            row[i] = max(axes[i], key=gain)
-        rows.append(tuple(row[i] for i in range(len(axes))))
-        covered = pairs_of(rows[-1]) & missing
+        row = _next_row(axes, missing, counts)
+        rows.append(row)
+        covered = pairs_of(row) & missing
         missing -= covered
         counts.subtract(part for pair in covered for part in (pair[:2], pair[2:]))
     return rows
+
+
+def _next_row(axes, missing, counts):
+    parts = [(i, value) for i, axis in enumerate(axes) for value in axis]
+    row = dict([max(parts, key=lambda part: counts[part])])
+
+    def gain(part):
+        """How many missing pairs it completes; then, how many it is in."""
+        pairs = ((*min(part, other), *max(part, other)) for other in row.items())
+        return sum(pair in missing for pair in pairs), counts[part]
+
+    for i in sorted(set(range(len(axes))) - set(row), key=lambda i: -len(axes[i])):
+        row.update([max(((i, value) for value in axes[i]), key=gain)])
+    return tuple(row[i] for i in range(len(axes)))
 
 
 def most_different(rows, number):

@@ -27,13 +27,38 @@ def make(target, fails, folder):
     return done.returncode, (folder / "calls").read_text().splitlines()
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+@needs_make
 @pytest.mark.parametrize("fails", ["tensorflow", "jax", "torch", "none"])
-@pytest.mark.parametrize("target", ["test", "test-all"])
+@pytest.mark.parametrize("target", ["test", "test-slow", "test-all"])
 def test_every_suite_runs_and_the_status_tells_of_all(target, fails, tmp_path):
     status, calls = make(target, fails, tmp_path)
-    assert [call.split()[0] for call in calls] == ["tensorflow", "jax", "torch"]
-    folders = "tests/core"
-    assert [call.endswith(folders) for call in calls] == [False, True, True]
-    assert all(("--whole" in call) == (target == "test-all") for call in calls)
-    assert (status == 0) == (fails == "none")
+    backends = [call.split()[0] for call in calls]
+    assert backends == ["torch", "tensorflow", *(["jax"] if target != "test-slow" else [])]
+    assert (status == 0) == (fails not in backends)
+
+
+@needs_make
+def test_every_test_is_run_by_test_all(tmp_path):
+    _, calls = make("test-all", "none", tmp_path)
+    assert not any(" -m " in call.split("pytest")[1] for call in calls)
+    folders = {call.split()[0]: call.split("many ")[1].split() for call in calls}
+    assert folders == {
+        "torch": ["tests/unit", "tests/core"],
+        "tensorflow": ["tests"],
+        "jax": ["tests/core"],
+    }
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["test", "test-slow"])
+def test_every_folder_of_tests_is_in_a_target_that_selects_by_markers(target, tmp_path):
+    _, calls = make(target, "none", tmp_path)
+    folders = {Path(word).name for call in calls for word in call.split() if "tests/" in word}
+    with_tests = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
+    slow = {"paper", "end_to_end"}
+    assert folders == (with_tests if target == "test-slow" else with_tests - slow)
+    selected = "slow and not exhaustive" if target == "test-slow" else "not slow and not exhaustive"
+    assert all(f"-m {selected} " in call for call in calls)

@@ -33,7 +33,6 @@ pytestmark = [
 ]
 
 READERS = (kf.load, kf.FreezeMask.load, kf.storage.inspect)
-NUM_CORRUPTIONS = 4_000  # of each of three files
 MEMORY_FOR_A_SMALL_FILE = 1 << 16  # bytes
 
 
@@ -225,15 +224,17 @@ def _no_model_is_built(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_model_is_built")
-def test_ten_thousand_corruptions_are_refused_before_a_model_is_built(file, files, path):
-    for damaged in corruptions(file, files, NUM_CORRUPTIONS):
+@pytest.mark.parametrize("number", [300, pytest.param(4_000, marks=pytest.mark.exhaustive)])
+def test_ten_thousand_corruptions_are_refused_before_a_model_is_built(file, files, path, number):
+    for damaged in corruptions(file, files, number):
         path.write_bytes(damaged)
         assert_refused(path)
 
 
 @pytest.mark.usefixtures("_no_model_is_built")
-def test_every_truncation_is_refused(file, path):
-    for length in range(len(file.data)):
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_every_truncation_is_refused(file, path, every):
+    for length in range(0, len(file.data), every):
         path.write_bytes(file.data[:length])
         assert_refused(path)
 
