@@ -1,7 +1,7 @@
 """Flowcharts of Mermaid drawn as SVG without a browser and without the network.
 
 The documentation has its diagrams as Mermaid, which forges show. Here they are drawn for the site:
-`flowchart TD` with nodes `name["label"]`, edges `a --> b` and labeled edges `a -- "text" --> b`.
+`flowchart TD` with nodes `name` or `name["label"]`, edges `a --> b` and `a -- "text" --> b`.
 Every node is put one row below the lowest of those that lead to it, edges that close a cycle aside.
 """
 
@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-_NODE = re.compile(r'^\s*(\w+)\[(?:"(.*)"|(.*))\]\s*$')
+_NODE = re.compile(r'^\s*(\w+)(?:\["(.*)"\])?\s*$')
 _EDGE = re.compile(r'^\s*(\w+)\s*--(?:\s*"(.*)"\s*--)?>\s*(\w+)\s*$')
 _FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LETTER, _LINE = 7.4, 18  # width of a letter and height of a line of 13 pixels
@@ -89,7 +89,7 @@ def parse(text: str) -> Chart:
         if edge := _EDGE.match(line):
             edges.append((edge[1], edge[3], edge[2] or ""))
         elif node := _NODE.match(line):
-            chart.labels[node[1]] = node[2] or node[3]
+            chart.labels[node[1]] = node[2] or node[1]
         elif line.strip():
             raise ValueError(f"The flowchart has a line that cannot be drawn: {line!r}")
     for start, end, _ in edges:
