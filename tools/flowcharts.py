@@ -15,8 +15,12 @@ _NODE = re.compile(r'^\s*(\w+)(?:\["(.*)"\])?\s*$')
 _EDGE = re.compile(r'^\s*(\w+)\s*--(?:\s*"(.*)"\s*--)?>\s*(\w+)\s*$')
 _FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LETTER, _LINE = 7.4, 18  # width of a letter and height of a line of 13 pixels
-_PADDING, _GAP, _ROW_GAP = 12, 28, 44
+_PADDING, _GAP, _ROW_GAP = 12, 28, 20
 _LABEL_LETTERS = 30
+_ARROW = (
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
+    'markerHeight="8" orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
+)
 
 
 @dataclass
@@ -34,13 +38,19 @@ class Chart:
 
 @dataclass
 class _Box:
-    """A node's place: the middle of its upper edge, and its size."""
+    """A place: the middle of its upper edge, its size, and its text, if any.
 
-    x: float
-    y: float
-    width: float
-    height: float
+    Nodes have one, and edges have one in each row that they pass: empty, or with the edge's label.
+    """
+
     lines: list[str]
+    x: float = 0.0
+    y: float = 0.0
+    height: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return max((len(line) * _LETTER for line in self.lines), default=0) + 2 * _PADDING
 
 
 def replace_flowcharts(markdown: str) -> str:
@@ -61,21 +71,31 @@ def draw(text: str) -> str:
         ValueError: for a line that is not in this part of the language.
     """
     chart = parse(text)
-    routes = _routes(chart)
-    boxes = _places(chart, routes)
-    width = max(box.x + box.width / 2 for box in boxes.values()) + _GAP
-    height = max(box.y + box.height for box in boxes.values()) + 4
-    parts = [
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img" '
-        f'aria-label="{html.escape(_description(chart))}">',
-        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
-        'markerHeight="8" orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker>'
-        "</defs>",
+    depth = _depths(chart)
+    boxes = {name: _Box(_wrapped(label)) for name, label in chart.labels.items()}
+    routes = [
+        [boxes[start], *_between(depth[start], depth[end], label), boxes[end]]
+        for start, end, label in chart.edges
     ]
-    for (start, end, label), between in zip(chart.edges, routes, strict=True):
-        parts.append(_edge([boxes[name] for name in (start, *between, end)], label))
-    parts += [_node(boxes[name]) for name in chart.labels]
-    return "".join(parts) + "</svg>"
+    _place(chart, depth, boxes, routes)
+    everything = [*boxes.values(), *(box for route in routes for box in route)]
+    right = max(box.x + box.width / 2 for box in everything)
+    parts = [
+        _edge(route, label, right) for route, (_, _, label) in zip(routes, chart.edges, strict=True)
+    ]
+    parts += [_node(box) for box in boxes.values()]
+    backward = [
+        _GAP + len(label) * _LETTER
+        for route, (_, _, label) in zip(routes, chart.edges, strict=True)
+        if route[-1].y <= route[0].y
+    ]
+    left = min(box.x - box.width / 2 for box in everything) - 4
+    right += max(backward, default=0) + 4
+    height = max(box.y + box.height for box in everything) + 4
+    return (
+        f'<svg viewBox="{left:.0f} 0 {right - left:.0f} {height:.0f}" width="{right - left:.0f}" '
+        f'role="img" aria-label="{html.escape(_description(chart))}">{_ARROW}{"".join(parts)}</svg>'
+    )
 
 
 def parse(text: str) -> Chart:
@@ -117,46 +137,65 @@ def _depths(chart: Chart) -> dict[str, int]:
     return depth
 
 
-def _routes(chart: Chart) -> list[list[str]]:
-    """For each edge, the names of the gaps that it goes through in the rows that it skips."""
-    depth = _depths(chart)
+def _wrapped(label: str) -> list[str]:
     return [
-        [f"{row}:gap:{number}" for row in range(depth[start] + 1, depth[end])]
-        for number, (start, end, _) in enumerate(chart.edges)
+        line for part in re.split(r"<br/?>", label) for line in textwrap.wrap(part, _LABEL_LETTERS)
     ]
 
 
-def _places(chart: Chart, routes: list[list[str]]) -> dict[str, _Box]:
-    boxes = {}
-    for name, label in chart.labels.items():
-        lines = [
-            line
-            for part in re.split(r"<br/?>", label)
-            for line in textwrap.wrap(part, _LABEL_LETTERS) or [""]
-        ]
-        width = max(map(len, lines)) * _LETTER + 2 * _PADDING
-        boxes[name] = _Box(0, 0, width, len(lines) * _LINE + _PADDING, lines)
-    depth = _depths(chart)
-    rows: list[list[str]] = [[] for _ in range(max(depth.values()) + 1)]
-    for name in chart.labels:
-        rows[depth[name]].append(name)
-    for gap in (name for route in routes for name in route):
-        boxes[gap] = _Box(0, 0, 1, 0, [])
-        rows[int(gap.partition(":")[0])].append(gap)
-    widths = [sum(boxes[name].width for name in row) + _GAP * (len(row) - 1) for row in rows]
-    middle = max(widths) / 2 + _GAP
-    y = 4.0
-    for row, width in zip(rows, widths, strict=True):
-        x = middle - width / 2
-        height = max(boxes[name].height for name in row)
-        for name in row:
-            boxes[name].x = x + boxes[name].width / 2
-            boxes[name].y = y
-            x += boxes[name].width + _GAP
-            if name not in chart.labels:
-                boxes[name].height = height
-        y += height + _ROW_GAP
+def _between(start: int, end: int, label: str) -> list[_Box]:
+    """A box for each row that an edge passes; labels have rows of their own, the odd ones."""
+    if end <= start:
+        return []
+    boxes = [_Box([]) for _ in range(2 * start + 1, 2 * end)]
+    boxes[0].lines = [label] if label else []
     return boxes
+
+
+def _place(
+    chart: Chart, depth: dict[str, int], boxes: dict[str, _Box], routes: list[list[_Box]]
+) -> None:
+    """Give every box its place: below the middle of those that lead to it, side by side."""
+    rows: list[list[_Box]] = [[] for _ in range(2 * max(depth.values()) + 1)]
+    above: dict[int, list[_Box]] = {}
+    for name in chart.labels:
+        rows[2 * depth[name]].append(boxes[name])
+    for (start, end, _), route in zip(chart.edges, routes, strict=True):
+        if depth[end] <= depth[start]:
+            continue
+        for number, box in enumerate(route[1:-1], start=2 * depth[start] + 1):
+            rows[number].append(box)
+        for upper, lower in pairwise(route):
+            above.setdefault(id(lower), []).append(upper)
+    y = 4.0
+    for number, row in enumerate(rows):
+        wanted = {
+            id(box): sum(b.x for b in above[id(box)]) / len(above[id(box)])
+            if id(box) in above
+            else 0.0
+            for box in row
+        }
+        row.sort(key=lambda box: wanted[id(box)])
+        for box, x in zip(row, _beside(row, [wanted[id(box)] for box in row]), strict=True):
+            box.x = x
+        height = max(len(box.lines) for box in row) * _LINE + (_PADDING if number % 2 == 0 else 0)
+        for box in row:
+            box.y = y
+            box.height = len(box.lines) * _LINE + _PADDING if box.lines else height
+        y += height + _ROW_GAP
+
+
+def _beside(row: list[_Box], wanted: list[float]) -> list[float]:
+    """Places without overlap near those that are wanted: pushed to both sides equally."""
+    places = []
+    for boxes, sign in ((row, 1), (row[::-1], -1)):
+        edge = -float("inf")
+        pushed = []
+        for box, x in zip(boxes, wanted[::sign], strict=True):
+            pushed.append(max(sign * x, edge + box.width / 2))
+            edge = pushed[-1] + box.width / 2 + _GAP
+        places.append([sign * x for x in pushed][::sign])
+    return [(one + other) / 2 for one, other in zip(*places, strict=True)]
 
 
 def _node(box: _Box) -> str:
@@ -171,30 +210,33 @@ def _node(box: _Box) -> str:
     )
 
 
-def _edge(boxes: list[_Box], label: str) -> str:
-    start, end = boxes[0], boxes[-1]
-    if end.y <= start.y:  # it closes a cycle: around the right side of both
+def _edge(route: list[_Box], label: str, right: float) -> str:
+    start, end = route[0], route[-1]
+    if end.y <= start.y:  # it closes a cycle: around the right side of everything
         x1, y1 = start.x + start.width / 2, start.y + start.height / 2
         x2, y2 = end.x + end.width / 2, end.y + end.height / 2
-        far = max(x1, x2) + _GAP
+        far = right + _GAP
         path = f"M{x1:.0f} {y1:.0f}C{far:.0f} {y1:.0f} {far:.0f} {y2:.0f} {x2:.0f} {y2:.0f}"
-        place = (far, (y1 + y2) / 2)
+        words = _label(label, right, (y1 + y2) / 2, "start")
     else:
         path = f"M{start.x:.0f} {start.y + start.height:.0f}"
-        for upper, lower in pairwise(boxes):
+        for upper, lower in pairwise(route):
             y1, y2 = upper.y + upper.height, lower.y
             half = (y1 + y2) / 2
             path += f"C{upper.x:.0f} {half:.0f} {lower.x:.0f} {half:.0f} {lower.x:.0f} {y2:.0f}"
             if lower is not end:
                 path += f"V{lower.y + lower.height:.0f}"
-        place = ((start.x + boxes[1].x) / 2, (start.y + start.height + boxes[1].y) / 2 + 4)
-    words = (
-        f'<text class="edge" x="{place[0]:.0f}" y="{place[1]:.0f}" text-anchor="middle">'
-        f"{html.escape(label)}</text>"
-        if label
-        else ""
-    )
+        words = _label(label, route[1].x, route[1].y + _LINE, "middle")
     return f'<path d="{path}" fill="none" marker-end="url(#arrow)"/>{words}'
+
+
+def _label(label: str, x: float, y: float, anchor: str) -> str:
+    if not label:
+        return ""
+    return (
+        f'<text class="edge" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">'
+        f"{html.escape(label)}</text>"
+    )
 
 
 def _description(chart: Chart) -> str:

@@ -54,7 +54,7 @@ def train(method, rate):
         metrics=["accuracy"],
     )
     kf.freeze(model, x[:100], y[:100])
-    flow = kf.gradient_flow(model, x[:1000], y[:1000])
+    flow = kf.gradient_flow(model, x[:1000], y[:1000], batch_size=1000)
     model.fit(x, y, batch_size=100, epochs=EPOCHS, verbose=0)
     return model.evaluate(x_test, y_test, verbose=0)[1], flow
 

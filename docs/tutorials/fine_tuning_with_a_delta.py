@@ -77,7 +77,8 @@ print(f"Digits 5-9 after fine-tuning: {accuracy:.1%}")
 ## Send the delta
 
 `save(..., base=base)` writes only what differs from the base: where the trained weights are, and their
-values.
+values. Here the delta takes about 12 KB, all weights in a `.weights.h5` file 1.15 MB, and the accuracy on the
+new digits rises from about 34 % to 94 %.
 """
 
 folder = tempfile.mkdtemp()
