@@ -3,11 +3,14 @@
 import configparser
 import importlib.util
 import json
+import pkgutil
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
+import keras_freeze as kf
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
@@ -45,6 +48,22 @@ def test_links_lead_to_files(page):
         target = page.parent / link
         tutorial = target.with_suffix(".py")  # its page is made when the site is built
         assert target.exists() or tutorial.resolve() in TUTORIALS, f"{link} in {page}"
+
+
+def names_in_the_reference():
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    return [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
+
+
+@pytest.mark.parametrize("name", names_in_the_reference())
+def test_names_of_the_reference_exist(name):
+    assert pkgutil.resolve_name(name) is not None
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    for name in kf.__all__:
+        assert name == "__version__" or f"`{name}`" in pages, name
 
 
 def test_everything_beside_code_is_package_data():
