@@ -89,6 +89,11 @@ def is_training_call_of(model: Any) -> bool:
     )
 
 
+def creating_layer(tensor: Any) -> Any:
+    """Return the layer that a symbolic tensor is an output of: `KerasTensor._keras_history`."""
+    return tensor._keras_history.operation
+
+
 def is_tracker(value: Any) -> bool:
     """Return whether a value is the record that layers keep of their parts: `Tracker`."""
     return isinstance(value, Tracker)

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import check_instance
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import (
@@ -110,7 +110,7 @@ def check_not_quantized(model: keras.Model) -> None:
     """
     modes = {
         layer.name: layer.quantization_mode
-        for layer in model._flatten_layers()
+        for layer in _keras_private.all_layers(model)
         if getattr(layer, "quantization_mode", None) is not None
     }
     present, gone = set(map(id, model.variables)), []
@@ -196,7 +196,7 @@ def check_trains(optimizer: FreezeOptimizer, model: keras.Model) -> None:
 
 def is_built(model: keras.Model) -> bool:
     """Whether all variables of a model exist, also of one that is never called itself."""
-    layers = list(model._flatten_layers(include_self=False))
+    layers = list(_keras_private.all_layers(model, include_self=False))
     return model.built or (bool(layers) and all(layer.built for layer in layers))
 
 

@@ -88,7 +88,8 @@ def test_own_variables_are_without_those_of_layers_inside():
 def test_added_losses_are_told_from_regularizers_and_cleared():
     plain = keras.Sequential([keras.layers.Dense(1, kernel_regularizer="l2")])
     plain(X)
-    assert plain.losses and not private.has_added_losses(plain)
+    assert plain.losses
+    assert not private.has_added_losses(plain)
     model = keras.Sequential([Regularized()])
     model(X)
     assert private.has_added_losses(model)
@@ -119,6 +120,11 @@ def test_a_training_call_of_the_model_itself_is_told_from_others():
     keras.Sequential([model])(X, training=True)
     assert not model.trained
     assert not private.is_training_call_of(model)
+
+
+def test_the_layer_that_has_created_a_tensor_is_known():
+    layer = keras.layers.Dense(2)
+    assert private.creating_layer(layer(keras.Input((3,)))) is layer
 
 
 def test_trackers_of_layers_are_recognized():
@@ -221,7 +227,7 @@ def test_a_learning_rate_that_is_a_function_is_taken_out_for_a_while():
     optimizer = keras.optimizers.SGD(lambda: 0.5)
     with private.without_learning_rate_function(optimizer) as rate:
         assert rate() == 0.5
-        assert optimizer.get_config()["learning_rate"] is None
+        optimizer.get_config()  # which serializes no lambda
     assert float(optimizer.learning_rate) == 0.5
     optimizer = keras.optimizers.SGD(0.25)
     with private.without_learning_rate_function(optimizer) as rate:
@@ -356,40 +362,39 @@ def _own_names(trees):
     for node in (node for tree in trees.values() for node in ast.walk(tree)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "gradient"):
-                names.add(node.attr)
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            owner, _, name = ast.unparse(node).rpartition(".")
+            if owner in ("", "self", "cls", "gradient"):
+                names.add(name)
     return names
 
 
 def _private_attributes(tree):
+    """Pairs of an expression and the private name that is looked up in it."""
     for node in ast.walk(tree):
+        owner, name = None, ""
         if isinstance(node, ast.Attribute):
-            yield node.attr
+            owner, name = node.value, node.attr
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            yield str(node.slice.value)  # vars(optimizer)["_learning_rate"]
+            owner, name = node.value, str(node.slice.value)  # vars(optimizer)["_learning_rate"]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("attr"):
-            yield from (str(one.value) for one in node.args[1:2] if isinstance(one, ast.Constant))
+            owner, name = node.args[0], ast.unparse(node.args[1]).strip("'")  # getattr(v, "_value")
+        if owner is not None and re.match("_[a-zA-Z]", name):
+            yield ast.unparse(owner), name
 
 
 def test_no_other_module_uses_private_names():
     files = {p.relative_to(PACKAGE).as_posix(): p for p in PACKAGE.rglob("*.py")}
     trees = {name: ast.parse(path.read_text()) for name, path in files.items()}
-    (mine,) = (trees.pop("_keras_private.py"),)
-    of_keras = {name for name in _private_attributes(mine) if re.match("_[a-z]", name)}
-    own = _own_names(trees) - of_keras | PYTHON
+    of_keras = {name for _, name in _private_attributes(trees.pop("_keras_private.py"))}
+    own = _own_names(trees)
     used = []
-    for name, tree in trees.items():
-        for attribute in _private_attributes(tree):
-            if re.match("_[a-zA-Z]", attribute) and attribute not in own:
-                if attribute not in HOOKS.get(name, ()):
-                    used.append((name, attribute))
-        for match in re.findall(
-            r"\bkeras\.src\.\w+|\btensorflow\.python\.\w+|\bjax\._src\b|\btf\.__internal__\b",
-            ast.unparse(tree),
-        ):
-            if name not in STRINGS:
-                used.append((name, match))
-    assert not used
+    for file, tree in trees.items():
+        for owner, name in _private_attributes(tree):
+            is_own = name in own and (name not in of_keras or owner in ("self", "cls"))
+            if not is_own and name not in PYTHON | HOOKS.get(file, set()):
+                used.append(f"{file}: {owner}.{name}")
+        modules = r"\bkeras\.src\.\w+|\btensorflow\.python\.\w+|\bjax\._src\b|\btf\.__internal__\b"
+        if file not in STRINGS:
+            used += [f"{file}: {match}" for match in re.findall(modules, ast.unparse(tree))]
+    assert not used, "\n".join(used)
