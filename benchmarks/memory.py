@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
-from keras_freeze.optimizer.freeze_optimizer import COORDINATE_WISE
+from keras_freeze.optimizer.strategy import COORDINATE_WISE
 from keras_freeze.paper import models
 
 PARTS = ("state", "training", "vgg16_d", "scores")

@@ -37,6 +37,7 @@ from keras_freeze.model_state import (
     trace_again,
 )
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.optimizer.inner_optimizer import is_one_of_several
 from keras_freeze.parameters import (
     Parameter,
     classify,
@@ -212,7 +213,6 @@ def _freeze(
         new_mask = mask_from(mask, parameters)
     _set_mask(model, freeze_optimizer, new_mask, variables)
     _build_optimizer(model, outer)
-    frozen_variables.remember_model(freeze_optimizer, model)
     if optimizer is not None:
         remember_loop(model, optimizer)
     restrict_where_trained(model)
@@ -227,6 +227,7 @@ def _set_mask(
     check_not_trained_elsewhere(model)  # again: the passes over the data may have taken long
     parameters = classify(variables, optimizer.exclude)
     masked = [parameters[entry.position] for entry in mask.entries]
+    frozen_variables.remember_model(optimizer, model)
     optimizer.set_mask(mask, variables, starts_of(model, masked, optimizer.starts))
 
 
@@ -252,7 +253,6 @@ def _freeze_by_train_step(
         masks.append((record.optimizer, variables, _recorded_mask(record, variables)))
     for freeze_optimizer, variables, mask in masks:
         _set_mask(model, freeze_optimizer, mask, variables)
-        frozen_variables.remember_model(freeze_optimizer, model)
     if any(freeze_optimizer in freeze_optimizers_in(outer) for freeze_optimizer, _, _ in masks):
         _build_optimizer(model, outer)
     if optimizer is not None:
@@ -266,7 +266,7 @@ def _freeze_by_train_step(
 def _variables_of_record(model: keras.Model, outer: Any, record: Record) -> list[Any]:
     """What a FreezeOptimizer is built for: as Keras builds it, or else what it was handed."""
     if record.optimizer.built:
-        return list(record.optimizer._trainable_variables)
+        return list(record.optimizer.built_variables)
     whole = model.trainable_variables
     is_of_model = record.optimizer in freeze_optimizers_in(outer)
     if is_of_model and record.variables.keys() <= {id(v) for v in whole}:
@@ -315,15 +315,14 @@ def _freeze_by_parts(
     _check_all_in_training(whole, model, optimizers)
     masks = [(optimizer, _part_of(whole, optimizer)) for optimizer in optimizers]
     for optimizer, part in masks:  # which all are right
-        _set_mask(model, optimizer, part, list(optimizer._trainable_variables))
-        frozen_variables.remember_model(optimizer, model)
+        _set_mask(model, optimizer, part, list(optimizer.built_variables))
     trace_again(model)
     return whole
 
 
 def _part_of(whole: FreezeMask, optimizer: FreezeOptimizer) -> FreezeMask:
     """What a mask says of the variables of a FreezeOptimizer, at their places in it."""
-    variables = list(optimizer._trainable_variables)
+    variables = list(optimizer.built_variables)
     found = {position: whole.find(variable) for position, variable in enumerate(variables)}
     entries = {position: entry for position, entry in found.items() if entry is not None}
     own = [replace(entry, position=position) for position, entry in entries.items()]
@@ -335,7 +334,7 @@ def _check_all_in_training(
     mask: FreezeMask, model: keras.Model, optimizers: Sequence[FreezeOptimizer]
 ) -> None:
     """Refuses a mask that freezes what another optimizer would go on to train."""
-    trained = {id(v) for optimizer in optimizers for v in optimizer._trainable_variables}
+    trained = {id(v) for optimizer in optimizers for v in optimizer.built_variables}
     loose = [
         entry.path
         for entry in mask.entries
@@ -381,9 +380,9 @@ def _required_batches(batches: Batches | None) -> Batches:
 
 def _variables_of(model: keras.Model, outer: Any, freeze_optimizer: FreezeOptimizer) -> list[Any]:
     """The variables that the FreezeOptimizer updates."""
-    if _has_multi_optimizer(outer):
+    if is_one_of_several(freeze_optimizer, outer):
         _build_optimizer(model, outer)  # only its build says who updates what
-        return list(freeze_optimizer._trainable_variables)
+        return list(freeze_optimizer.built_variables)
     if not model.trainable_variables:
         raise ValueError("The model has no trainable variables, so that nothing can be frozen.")
     return list(model.trainable_variables)
@@ -393,14 +392,6 @@ def _build_optimizer(model: keras.Model, optimizer: Any) -> None:
     if not optimizer.built:
         with backend.strategy_scope(optimizer):
             optimizer.build(model.trainable_variables)
-
-
-def _has_multi_optimizer(outer: Any) -> bool:
-    if isinstance(outer, FreezeOptimizer):
-        return False
-    if isinstance(outer, keras.optimizers.MultiOptimizer):
-        return True
-    return _has_multi_optimizer(outer.inner_optimizer)
 
 
 def _computed_mask(

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import check_instance
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import (
@@ -16,6 +16,7 @@ from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.checkpoint import relabel
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.optimizer.inner_optimizer import walk
 from keras_freeze.parameters import (
     classify,
     path_of,
@@ -49,7 +50,7 @@ def get_mask(model: keras.Model) -> FreezeMask | None:
         check_trains(optimizer, model)
     if not optimizers and _is_trained_whole(model):
         return None
-    if len(optimizers) == 1 and not frozen_variables.is_overruled(optimizers[0]):
+    if len(optimizers) == 1 and not frozen_variables.is_superseded(optimizers[0]):
         mask = optimizers[0].mask
         if mask is not None and not optimizers[0].built:  # read from a file a moment ago
             return relabel(mask, classify(model.trainable_variables))
@@ -109,7 +110,7 @@ def check_not_quantized(model: keras.Model) -> None:
     """
     modes = {
         layer.name: layer.quantization_mode
-        for layer in model._flatten_layers()
+        for layer in _keras_private.all_layers(model)
         if getattr(layer, "quantization_mode", None) is not None
     }
     present, gone = set(map(id, model.variables)), []
@@ -117,7 +118,7 @@ def check_not_quantized(model: keras.Model) -> None:
         for entry in (
             () if optimizer.mask is None or not optimizer.built else optimizer.mask.entries
         ):
-            if id(optimizer._trainable_variables[entry.position]) not in present:
+            if id(optimizer.built_variables[entry.position]) not in present:
                 gone.append(entry.path)
     if gone:
         raise ValueError(
@@ -128,8 +129,8 @@ def check_not_quantized(model: keras.Model) -> None:
 
 
 def optimizers_in_force(model: keras.Model) -> list[FreezeOptimizer]:
-    """Those FreezeOptimizers of a model whose mask no other one has overruled."""
-    return [o for o in freeze_optimizers_of(model) if not frozen_variables.is_overruled(o)]
+    """Those FreezeOptimizers of a model whose mask no other one has superseded."""
+    return [o for o in freeze_optimizers_of(model) if not frozen_variables.is_superseded(o)]
 
 
 def optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
@@ -141,11 +142,7 @@ def optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
 
 def freeze_optimizers_in(optimizer: Any) -> list[FreezeOptimizer]:
     """The FreezeOptimizers in an optimizer; itself, if it is one."""
-    if isinstance(optimizer, FreezeOptimizer):
-        return [optimizer]
-    inner = getattr(optimizer, "inner_optimizer", None)
-    inner = [inner] if inner is not None else getattr(optimizer, "optimizers", [])
-    return [found for one in inner for found in freeze_optimizers_in(one)]
+    return [one for one in walk(optimizer) if isinstance(one, FreezeOptimizer)]
 
 
 def freeze_optimizer_in(optimizer: Any) -> FreezeOptimizer:
@@ -183,14 +180,14 @@ def required_optimizer(model: keras.Model, optimizer: Any = None) -> Any:
 
 def check_trains(optimizer: FreezeOptimizer, model: keras.Model) -> None:
     """Refuses a FreezeOptimizer that was built for the variables of another model."""
-    if not optimizer.built or not optimizer._trainable_variables:
+    if not optimizer.built or not optimizer.built_variables:
         return
     own = {id(variable) for variable in model.variables}
-    if not own or any(id(variable) in own for variable in optimizer._trainable_variables):
+    if not own or any(id(variable) in own for variable in optimizer.built_variables):
         return
     other = frozen_variables.model_of(optimizer)
     named = "another model" if other is None else f"the model {other.name!r}"
-    paths = shorten([path_of(v) for v in optimizer._trainable_variables], limit=3)
+    paths = shorten([path_of(v) for v in optimizer.built_variables], limit=3)
     raise ValueError(
         f"This FreezeOptimizer trains {named}, with the variables {paths}. Compile each model with "
         f"a FreezeOptimizer of its own. Received: {optimizer.name!r} for the model {model.name!r}"
@@ -199,7 +196,7 @@ def check_trains(optimizer: FreezeOptimizer, model: keras.Model) -> None:
 
 def is_built(model: keras.Model) -> bool:
     """Whether all variables of a model exist, also of one that is never called itself."""
-    layers = list(model._flatten_layers(include_self=False))
+    layers = list(_keras_private.all_layers(model, include_self=False))
     return model.built or (bool(layers) and all(layer.built for layer in layers))
 
 

@@ -13,6 +13,7 @@ from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze.gradients.data import Passes
 from keras_freeze.gradients.loss import data_errors
 from keras_freeze.gradients.preserve import state_kept
+from keras_freeze.masks.frozen_variables import zero_frozen_entries
 from keras_freeze.model_state import (
     check_model,
     check_not_quantized,
@@ -132,11 +133,12 @@ def prune(model: keras.Model) -> None:
         freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
         return
     check_not_quantized(model)
+    done = set()
     for optimizer in optimizers_in_force(model):
         if optimizer.mask is not None:
             optimizer.zero_frozen_weights()
-    for variable in model.variables:  # what an optimizer of another model has frozen
+            done |= {id(variable) for variable in optimizer.built_variables}
+    for variable in model.variables:  # those that an optimizer of another model has frozen
         entry = mask.find(variable)
-        if entry is not None:
-            zeros = keras.ops.zeros(variable.shape, variable.dtype)
-            variable.assign(keras.ops.where(entry.trained, variable.value, zeros))
+        if entry is not None and id(variable) not in done:
+            zero_frozen_entries(variable, entry.trained)

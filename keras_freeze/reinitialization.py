@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import backend, initializers
+from keras_freeze import _keras_private, backend, initializers
 from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze.initializers.of_layers import (
     attribute_of,
@@ -85,7 +85,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
     ]
     values += _other_values(model, seed if initializer is None else None)
     _warn_of_loss(model, weights)
-    was_restricted = any(map(sparse_gradients.is_restricted, model._flatten_layers()))
+    was_restricted = any(map(sparse_gradients.is_restricted, _keras_private.all_layers(model)))
     for variable, value in values:
         variable.assign(value)
     for variable, draw in zip(weights, drawn, strict=True):
@@ -190,10 +190,10 @@ def _other_values(model: keras.Model, seed: int | None) -> list[_Value]:
     """
     values: list[_Value] = []
     unknown = []
-    for layer in model._flatten_layers():
+    for layer in _keras_private.all_layers(model):
         if not layer.trainable:
             continue
-        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
+        for variable in _keras_private.own_variables(layer):
             if kind_of(variable) == WEIGHT:
                 continue
             initializer = initializer_in(layer, attribute_of(layer, variable))

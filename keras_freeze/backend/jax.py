@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.experimental import sparse as jsparse
-from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
+from keras_freeze import _keras_private
 from keras_freeze.backend.without_graphs import *  # noqa: F403
 
 VERSION = jax.__version__
@@ -44,9 +44,9 @@ class _Scope(keras.StatelessScope):
     def __init__(self, state: Sequence[tuple[Any, Any]] = (), collect_losses: bool = False) -> None:
         super().__init__(state, collect_losses=collect_losses)
         self.assigned: dict[int, Any] = {}
-        if in_stateless_scope():
+        if _keras_private.in_stateless_scope():
             self.state_mapping: dict[int, Any] = {
-                **get_stateless_scope().state_mapping,
+                **_keras_private.stateless_values(),
                 **self.state_mapping,
             }
 
@@ -235,7 +235,7 @@ def require(condition: Any, message: str) -> None:
 
     if isinstance(condition, jax.core.Tracer):
         jax.debug.callback(check, condition)
-    elif in_stateless_scope():
+    elif _keras_private.in_stateless_scope():
         check(condition)
     elif not condition:
         raise ValueError(message)
@@ -265,7 +265,7 @@ def trace_markers(generation: int) -> list[Any]:
 
 def known_value(variable: Any) -> np.ndarray | None:
     """The value of a variable at present; None in the midst of a graph that computes it."""
-    value = variable._value  # not that of the function being traced
+    value = _keras_private.stored_value(variable)  # not that of the function being traced
     is_known = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return np.array(value) if is_known and not value.is_deleted() else None
 
@@ -300,11 +300,6 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
         return results
 
     return call
-
-
-def keras_class(optimizer: Any) -> type:
-    """The public class of an optimizer."""
-    return type(optimizer)
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -357,9 +352,8 @@ def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
 
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
     """Runs a model's `train_step` once, as `fit` does; the state that it returns is let go."""
-    metrics = model._compile_metrics
-    if metrics is not None and not metrics.built:  # which a stateless step cannot do
-        model._symbolic_build(data_batch=data)
+    if _keras_private.has_unbuilt_metrics(model):  # a stateless step cannot build them
+        _keras_private.build_symbolically(model, data)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     optimizer = [] if model.optimizer is None else model.optimizer.variables

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.ops import control_flow_util, stateful_random_ops
+
+from keras_freeze import _keras_private
 
 VERSION = tf.__version__
 
@@ -48,7 +48,9 @@ def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
     Raises:
         ValueError: otherwise, or for a strategy that this package was not tested with.
     """
-    found = [_strategy_of(v) for v in variables] + [o._distribution_strategy for o in optimizers]
+    found = [_strategy_of(v) for v in variables] + [
+        _keras_private.optimizer_strategy(o) for o in optimizers
+    ]
     if tf.distribute.has_strategy():
         found.append(tf.distribute.get_strategy())
     strategies = {id(strategy): strategy for strategy in found}.values()
@@ -70,7 +72,7 @@ def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
 
 
 def _strategy_of(variable: Any) -> Any:
-    return getattr(tensor_variable(variable), "_distribute_strategy", None) or _NO_STRATEGY
+    return _keras_private.variable_strategy(tensor_variable(variable)) or _NO_STRATEGY
 
 
 def outside_strategy() -> contextlib.AbstractContextManager[None]:
@@ -90,7 +92,7 @@ def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     if isinstance(owner, keras.Model):
         return owner.distribute_strategy.scope()
-    return owner._distribution_strategy.scope()
+    return _keras_private.optimizer_strategy(owner).scope()
 
 
 def replicas_of(model: keras.Model) -> int:
@@ -127,7 +129,7 @@ def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[
         first = strategy.experimental_local_results(condition)[0]
         keras.ops.cond(first, lambda: strategy.run(function, args=(tensors,)), lambda: None)
 
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # as without a strategy
+    if _keras_private.supports_no_merge_call():  # as without a strategy
         keras.ops.cond(condition, lambda: function(tensors), lambda: None)
     else:
         # They cannot communicate in a condition of their own, so that all enter it together.
@@ -448,7 +450,7 @@ def with_gradient(
         return outputs, gradients
 
     # Not cast by Keras, which would make a plain `tf.IndexedSlices` of the gradient.
-    with keras.src.backend.common.variables.AutocastScope(None):
+    with _keras_private.no_autocast():
         value = tf.convert_to_tensor(kernel.value)
     return differentiable(inputs, value)
 
@@ -536,8 +538,9 @@ if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
     _scatter = tf.function(_scatter, jit_compile=True, autograph=False)
     _scale_and_scatter = tf.function(_scale_and_scatter, jit_compile=True, autograph=False)
     # Each is traced once for each shape of a kernel, as it has to be: without sizes XLA would copy.
-    for _function in (_scatter, _scale_and_scatter):
-        vars(_function)["_omit_frequent_tracing_warning"] = True
+    _scatter, _scale_and_scatter = map(
+        _keras_private.without_tracing_warning, (_scatter, _scale_and_scatter)
+    )
 
 
 def zero_after(variables: Sequence[Any]) -> Any:
@@ -601,7 +604,7 @@ def call_if(condition: Any, function: Callable[[], None]) -> None:
         if bool(condition):
             function()
         return
-    is_xla = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    is_xla = _keras_private.is_compiled_by_xla(tf.compat.v1.get_default_graph())
     if not is_xla and num_replicas() == 1:
         tf.cond(condition, lambda: tf.py_function(function, [], Tout=[]), tf.no_op)
 
@@ -616,9 +619,9 @@ def is_traced() -> bool:
     return not tf.executing_eagerly()
 
 
-def untrack(owner: Any, name: str) -> None:
-    """Keeps what an attribute holds out of TensorFlow's checkpoints."""
-    owner._delete_tracking(name)
+def untrack_built_variables(optimizer: Any) -> None:
+    """Keep the variables that an optimizer was built with out of TensorFlow's checkpoints."""
+    _keras_private.untrack_built_variables(optimizer)
 
 
 def trace_markers(generation: int) -> list[Any]:
@@ -646,11 +649,6 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     """
     # A smaller last batch costs one more trace, not one each time.
     return tf.function(function, autograph=False, reduce_retracing=True)
-
-
-def keras_class(optimizer: Any) -> type:
-    """The public class of an optimizer."""
-    return type(optimizer)
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -697,26 +695,18 @@ def put_back_gradients(kept: list[Any]) -> None:
 
 def random_state() -> Any:
     """The state of TensorFlow's random numbers."""
-    generator = stateful_random_ops.global_generator
-    rng = getattr(context.context(), "_rng", None)  # since `tf.random.set_seed`
-    return (
-        generator,
-        None if generator is None else read(generator.state),
-        None if rng is None else rng.getstate(),
-    )
+    generator = _keras_private.global_generator()
+    value = None if generator is None else read(generator.state)
+    return generator, value, _keras_private.operation_seeds()
 
 
 def set_random_state(state: Any) -> None:
     """Puts back what `random_state` has found."""
     generator, value, of_operations = state
-    stateful_random_ops.global_generator = generator
+    _keras_private.set_global_generator(generator)
     if generator is not None:
         generator.state.assign(value)
-    rng = getattr(context.context(), "_rng", None)
-    if rng is not None and of_operations is not None and rng.getstate() != of_operations:
-        rng.setstate(of_operations)
-        # An operation of the same seed would go on where it stopped, rather than start again.
-        context.context().clear_kernel_cache()
+    _keras_private.set_operation_seeds(of_operations)
 
 
 def eager_steps() -> contextlib.AbstractContextManager[Any]:
@@ -758,7 +748,7 @@ def create_variables(model: keras.Model, data: Any) -> None:
     # Here a layer is whole once it is built, also if the step fails after it, for example because
     # it has listed its variables before. But there are no gradients.
     with contextlib.suppress(Exception):
-        keras.src.backend.compute_output_spec(lambda: model.train_step(data))
-    if not all(layer.built for layer in model._flatten_layers(include_self=False)):
+        _keras_private.compute_output_spec(lambda: model.train_step(data))
+    if not all(layer.built for layer in _keras_private.all_layers(model, include_self=False)):
         step = tf.function(lambda data: model.train_step(data), autograph=False)
         step.get_concrete_function(data)

@@ -208,14 +208,6 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     return function
 
 
-def keras_class(optimizer: Any) -> type:
-    """The public class of an optimizer, which Keras replaces by one for PyTorch alone."""
-    kinds = type(optimizer).__mro__
-    if kinds[0].__module__.startswith("keras.src.backend.torch."):
-        return next(kind for kind in kinds if kind.__module__.startswith("keras.src.optimizers."))
-    return kinds[0]
-
-
 def sparse_tensor(matrix: Any) -> Any:
     """What `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
     return keras.ops.convert_to_tensor(matrix.toarray())

@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from keras_freeze import _keras_private
+
 RESTRICTS_GRADIENTS = False
 
 
@@ -64,8 +66,8 @@ def is_plain_variable(value: Any) -> bool:
 
 def create_variables(model: keras.Model, data: Any) -> None:
     """Builds what a model's training step uses, for a batch of data, as `fit` does."""
-    model._symbolic_build(data_batch=data)
+    _keras_private.build_symbolically(model, data)
 
 
-def untrack(owner: Any, name: str) -> None:
-    """Needless: only TensorFlow's checkpoints find what an object holds."""
+def untrack_built_variables(optimizer: Any) -> None:
+    """Do nothing: only TensorFlow's checkpoints contain the attributes of objects."""

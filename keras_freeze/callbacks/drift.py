@@ -52,7 +52,7 @@ class FrozenWeights:
         if before is None:
             # The first batch finds the mask before it changes a weight. A mask that was given
             # during training may have come in any step.
-            before = state.mask if state.found or self._was_decided else FreezeMask([])
+            before = state.mask if state.by_first_batch or self._was_decided else FreezeMask([])
         frozen = [_frozen_in(state.mask, variable) for variable in self._variables]
         watched = [
             now & _frozen_in(before, variable)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze.gradients.data import Batch
 from keras_freeze.gradients.preserve import state_kept
 
@@ -144,7 +144,8 @@ def loss_function(
     model: keras.Model, loss: Any, temperature: float
 ) -> Callable[[Any, Any, Any], Any]:
     """The loss of a batch in training mode, as `fit` computes it but for the temperature."""
-    call_arguments = {"training": True} if model._call_has_training_arg else {}
+    call_arguments = {"training": True} if _takes_training(model.call) else {}
+    loss_arguments = {"training": True} if _takes_training(model.compute_loss) else {}
 
     def predict(x: Any) -> Any:
         y_pred = model(x, **call_arguments)
@@ -155,17 +156,11 @@ def loss_function(
             raise ValueError("The model is not compiled: compile it with a loss, or pass `loss`.")
 
         def compiled_loss(x: Any, y: Any, sample_weight: Any) -> Any:
-            if y is None and model._compile_loss is not None:
+            if y is None and model.loss is not None:
                 raise ValueError("The model's loss needs targets. Received: y=None")
             y_pred = predict(x)
             _check_has_loss(model)
-            return model._compute_loss(
-                x=x,
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-                training=True,
-            )
+            return model.compute_loss(x, y, y_pred, sample_weight, **loss_arguments)
 
         return compiled_loss
     if isinstance(loss, (dict, list, tuple)):
@@ -185,6 +180,10 @@ def loss_function(
     return given_loss
 
 
+def _takes_training(function: Callable[..., Any]) -> bool:
+    return "training" in inspect.signature(function).parameters
+
+
 def _check_has_loss(model: keras.Model) -> None:
     """Refuses a loss that no data enter, after a forward pass: there, regularizers would decide."""
     is_compiled_with_one = any(one is not None for one in tree.flatten(model.loss))
@@ -193,7 +192,7 @@ def _check_has_loss(model: keras.Model) -> None:
     )
     if is_compiled_with_one or computes_its_own:
         return
-    if not any(layer._get_own_losses() for layer in model._flatten_layers()):  # of `add_loss`
+    if not _keras_private.has_added_losses(model):  # of `add_loss`
         raise ValueError(
             "The model has no loss that depends on the data, only regularizers or nothing: compile "
             "it with a loss, pass `loss`, or give the model a `train_step`, a `compute_loss` or an "

@@ -11,10 +11,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.utils.tracking import Tracker
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 
 # Of Keras's own classes, those that hold state. Objects of other classes are looked into where
 # they are the user's own.
@@ -28,7 +26,6 @@ _KERAS_HOLDERS = (
 _CONTAINERS = (list, tuple, set, dict, collections.deque)
 _LIBRARIES = {"jax", "jaxlib", "keras", "keras_freeze", "numpy", "tensorflow", "torch"}
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, weakref.ref)
-_GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 def held_by(model: Any) -> list[Any]:
@@ -114,7 +111,7 @@ class KeptRandomState:
     """The state of Python's, NumPy's, Keras's and the backend's random numbers."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+        generator = _keras_private.global_seed_generator()
         self._seed = None if generator is None else (generator, backend.read(generator.state))
         self._python, self._numpy = random.getstate(), np.random.get_state()
         self._backend = backend.random_state()
@@ -123,11 +120,11 @@ class KeptRandomState:
 
     def put_back(self) -> None:
         if self._seed is None:
-            global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
+            _keras_private.set_global_seed_generator(None)
         else:
             generator, value = self._seed
             generator.state.assign(value)
-            global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
+            _keras_private.set_global_seed_generator(generator)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         backend.set_random_state(self._backend)
@@ -170,11 +167,12 @@ class KeptAttributes:
 
     def _keep_content(self, value: Any) -> None:
         value = getattr(value, "__wrapped__", value)  # of TensorFlow's dicts
-        if hasattr(value, "_storage"):  # of TensorFlow's lists, beside their own
-            self._keep_content(value._storage)
+        wrapped = _keras_private.wrapped_list(value)
+        if wrapped is not None:  # besides the tracked list itself
+            self._keep_content(wrapped)
         if id(value) in self._contents:
             return
-        if isinstance(value, Tracker):
+        if _keras_private.is_tracker(value):
             self._contents[id(value)] = (value, None)
             self._keep(value)
         elif isinstance(value, tuple):
@@ -256,7 +254,7 @@ def values_kept(model: keras.Model) -> Iterator[None]:
     objects = held_by(model)
     trained = {id(v) for v in trained_variables(model, objects)}
     values = KeptValues(v for v in variables_among(objects) if id(v) not in trained)
-    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    generator = _keras_private.global_seed_generator()
     seed = KeptValues([] if generator is None else [generator.state])
     try:
         yield

@@ -99,7 +99,7 @@ class Recorder:
 
     def _variables_of(self, optimizer: Any) -> list[Any]:
         if optimizer.built:
-            return list(optimizer._trainable_variables)
+            return list(optimizer.built_variables)
         if id(optimizer) not in self._built_for:
             raise ValueError(
                 "`apply(grads)` without variables needs an optimizer that is built: call "

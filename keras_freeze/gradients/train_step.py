@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import data_errors
 from keras_freeze.gradients.preserve import (
@@ -181,11 +181,13 @@ def _build_layers(model: keras.Model, data: Any) -> None:
                     f"{shorten(unbuilt)}. Build them before `freeze`: call each on a batch of its "
                     f"inputs, or give it an `Input`. {error}"
                 ) from error
-    model._clear_losses()  # of the trace
+    _keras_private.clear_losses(model)  # of the trace
 
 
 def _unbuilt_layers(model: keras.Model) -> list[str]:
-    unbuilt = [one.name for one in model._flatten_layers(include_self=False) if not one.built]
+    unbuilt = [
+        one.name for one in _keras_private.all_layers(model, include_self=False) if not one.built
+    ]
     if not model.built and _builds_itself(model):
         unbuilt.append(model.name)
     return unbuilt

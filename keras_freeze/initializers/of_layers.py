@@ -9,7 +9,7 @@ import keras
 import ml_dtypes
 import numpy as np
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze.initializers.portable import SEEDED, ParameterizedInitializer
 from keras_freeze.initializers.seeded import ConstantSigma, SeededInitializer
 from keras_freeze.parameters import Parameter, path_of
@@ -40,8 +40,8 @@ def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
     """
     return {
         id(variable): (layer, attribute_of(layer, variable))
-        for layer in model._flatten_layers()
-        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]
+        for layer in _keras_private.all_layers(model)
+        for variable in _keras_private.own_variables(layer)
     }
 
 

@@ -1,8 +1,9 @@
-"""A mask belongs to its variables: which entries of a variable are frozen, and who decided it.
+"""A registry of frozen variables: the mask of each variable, and the optimizer that decided it.
 
-Optimizers come and go while a network lives: it is compiled again, trained as a part of another
-model, or by two optimizers. Every FreezeOptimizer registers what it freezes here, and one that is
-new takes over what it finds. Variables are held weakly.
+A mask belongs to its variables, not to an optimizer: a network may be compiled again, trained as a
+part of another model, or trained by two optimizers. Every FreezeOptimizer registers the variables
+that it freezes here, and a new one inherits the masks of variables that are frozen already.
+Variables are referenced weakly.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from keras import ops
 
 from keras_freeze import backend
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -25,43 +27,43 @@ from keras_freeze.parameters import Parameter, path_of, shorten
 from keras_freeze.starts import Start
 
 ReadMask = Callable[[], np.ndarray | None]
-"""Gives the mask of one variable; None as long as it is not decided."""
+"""Returns the mask of one variable; None as long as it is not decided."""
 
 
 class Decision:
-    """One decision about the weights of a network, shared by the optimizers that keep to it.
+    """A decision about the weights of a network, shared by the optimizers that train with it.
 
     Attributes:
-        settings: what it followed; None where a file does not say.
+        settings: the settings that it was made with; None where a file does not say.
         decay_scale: the variable of FreezeNet-WD's scalar; None for other treatments.
-        is_overruled: whether another one has taken its place.
-        owners: the FreezeOptimizers that keep to it.
+        is_superseded: whether a later decision has replaced it.
+        owners: the FreezeOptimizers that train with it.
     """
 
     def __init__(self, settings: Settings | None, decay_scale: Any = None) -> None:
         self.settings = settings
         self.decay_scale = decay_scale
-        self.is_overruled = False
+        self.is_superseded = False
         self.owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def overrule(self, by: Any) -> None:
-        """Lets no optimizer but `by` train on with this decision."""
-        self.is_overruled = True
+    def supersede(self, by: Any) -> None:
+        """Mark the decision as replaced, so that only optimizer `by` can go on training."""
+        self.is_superseded = True
         for owner in list(self.owners):
             if owner is not by:
                 owner.refuse_traced_functions()
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What an optimizer, or a file, says of one variable.
+class VariableMask:
+    """The mask of one variable, as an optimizer or a file gives it.
 
     Attributes:
         variable: the variable.
-        position: its position among those that the decision was about.
+        position: its position among the variables of the decision.
         is_weight: whether it counts towards |W|.
-        read: gives its mask.
-        start: what it was drawn from, where that is known.
+        read: returns the mask.
+        start: what its values were drawn from, where that is known.
     """
 
     variable: Any
@@ -72,9 +74,11 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _FrozenVariable:
+    """An entry of the registry."""
+
     variable: Any  # a weak reference
-    owner: Any  # likewise; None of a file
+    owner: Any  # a weak reference; None for a file
     decision: Decision
     position: int
     is_weight: bool
@@ -82,7 +86,7 @@ class _Record:
     start: Start | None
 
     def is_rescued(self, trained: np.ndarray) -> bool:
-        """Whether the at-least-one rule chose the only trained weight."""
+        """Return whether the at-least-one rule chose the only trained weight."""
         settings = self.decision.settings
         if settings is None or not self.is_weight or np.count_nonzero(trained) != 1:
             return False
@@ -90,16 +94,16 @@ class _Record:
         return only == rescue_index(settings.seed, self.position, trained.size)
 
 
-_records: dict[int, _Record] = {}
+_registry: dict[int, _FrozenVariable] = {}
 _decisions: weakref.WeakKeyDictionary[Any, list[Decision]] = weakref.WeakKeyDictionary()
-# The models that `freeze` was called with, by optimizer.
+# The model that an optimizer was built or frozen for, by optimizer.
 _models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _overwriting = contextvars.ContextVar("overwriting", default=False)
 
 
 @contextlib.contextmanager
 def overwriting() -> Iterator[None]:
-    """A scope in which optimizers that are built take nothing over."""
+    """Return a scope in which optimizers that are built do not inherit masks."""
     token = _overwriting.set(True)
     try:
         yield
@@ -108,47 +112,47 @@ def overwriting() -> Iterator[None]:
 
 
 def is_overwriting() -> bool:
-    """Whether this is in such a scope."""
+    """Return whether such a scope is active."""
     return _overwriting.get()
 
 
 def register(
-    owner: Any, claims: Sequence[Claim], settings: Settings | None, decay_scale: Any = None
+    owner: Any, masks: Sequence[VariableMask], settings: Settings | None, decay_scale: Any = None
 ) -> None:
-    """Says which variables are frozen from now on.
+    """Register the masks of variables.
 
     Where the variables have the same masks already, their decision stands. Otherwise this is a new
-    one, and optimizers that keep to an earlier one about any of these variables train no more.
+    decision, and optimizers with an earlier one about any of these variables stop training.
 
     Args:
         owner: the FreezeOptimizer; None for a file.
-        claims: one for each variable.
-        settings, decay_scale: as of `Decision`.
+        masks: the mask of each variable.
+        settings, decay_scale: as for `Decision`.
     """
     new = Decision(settings, decay_scale)
-    records = [_record_of(claim.variable) for claim in claims]
+    entries = [_registered(mask.variable) for mask in masks]
     is_same = decay_scale is None and all(
-        record is None or _reads_the_same(record, claim)
-        for record, claim in zip(records, claims, strict=True)
+        entry is None or _have_same_values(entry, mask)
+        for entry, mask in zip(entries, masks, strict=True)
     )
     decisions = []
-    for record, claim in zip(records, claims, strict=True):
-        decision, position = new, claim.position
-        if record is not None and not record.decision.is_overruled:
+    for entry, mask in zip(entries, masks, strict=True):
+        decision, position = new, mask.position
+        if entry is not None and not entry.decision.is_superseded:
             if is_same:
-                decision, position = record.decision, record.position
+                decision, position = entry.decision, entry.position
             else:
-                record.decision.overrule(by=owner)
+                entry.decision.supersede(by=owner)
         decisions.append(decision)
-        key = id(claim.variable)
-        _records[key] = _Record(
-            variable=weakref.ref(claim.variable, functools.partial(_forget, key)),
+        key = id(mask.variable)
+        _registry[key] = _FrozenVariable(
+            variable=weakref.ref(mask.variable, functools.partial(_remove, key)),
             owner=None if owner is None else weakref.ref(owner),
             decision=decision,
             position=position,
-            is_weight=claim.is_weight,
-            read=claim.read,
-            start=claim.start,
+            is_weight=mask.is_weight,
+            read=mask.read,
+            start=mask.start,
         )
     if owner is not None:
         _decisions[owner] = list(dict.fromkeys(decisions))
@@ -156,74 +160,89 @@ def register(
             decision.owners.add(owner)
 
 
-def settle(owner: Any, variables: Iterable[Any]) -> None:
-    """Keeps what an optimizer has said of variables as it is now, whatever it reads it from."""
+def keep_current_masks(owner: Any, variables: Iterable[Any]) -> None:
+    """Copy the masks that an optimizer has registered, before it changes what they are read from.
+
+    Args:
+        owner: the FreezeOptimizer.
+        variables: variables that it may have registered.
+    """
     for variable in variables:
-        record = _record_of(variable)
-        if record is not None and record.owner is not None and record.owner() is owner:
-            trained = record.read()
-            _records[id(variable)] = replace(record, read=constant(trained))
+        entry = _registered(variable)
+        if entry is not None and entry.owner is not None and entry.owner() is owner:
+            _registry[id(variable)] = replace(entry, read=constant_mask(entry.read()))
 
 
-def constant(trained: np.ndarray | None) -> ReadMask:
-    """What reads a mask that does not change; None is one that is never decided."""
+def zero_frozen_entries(variable: Any, trained: Any) -> None:
+    """Set the frozen entries of a variable to zero.
+
+    Args:
+        variable: the variable.
+        trained: boolean array or tensor of its shape, True where an entry is trained.
+    """
+    zeros = ops.zeros(variable.shape, variable.dtype)
+    variable.assign(ops.where(trained, variable.value, zeros))
+
+
+def constant_mask(trained: np.ndarray | None) -> ReadMask:
+    """Return a function that returns this mask; None for one that is never decided."""
     if trained is None:
         return lambda: None
     packed, shape = np.packbits(trained), trained.shape
     return lambda: np.unpackbits(packed, count=math.prod(shape)).view(bool).reshape(shape)
 
 
-def is_overruled(owner: Any) -> bool:
-    """Whether another decision has taken the place of the one that an optimizer keeps to."""
-    return any(decision.is_overruled for decision in _decisions.get(owner, ()))
+def is_superseded(owner: Any) -> bool:
+    """Return whether a later decision has replaced one that an optimizer trains with."""
+    return any(decision.is_superseded for decision in _decisions.get(owner, ()))
 
 
 def remember_model(owner: Any, model: Any) -> None:
-    """Keeps in mind whose weights an optimizer has frozen."""
+    """Remember the model whose weights an optimizer freezes."""
     _models[owner] = weakref.ref(model)
 
 
 def model_of(owner: Any) -> Any:
-    """The model whose weights an optimizer has frozen; None where that is not known."""
+    """Return the model whose weights an optimizer freezes; None where that is not known."""
     reference = _models.get(owner)
     return None if reference is None else reference()
 
 
 def mask_of(variables: Sequence[Any]) -> FreezeMask | None:
-    """The mask of these variables, each at its place among them; None where nothing is frozen."""
-    entries, found, num_rescued = [], [], 0
+    """Return the mask of these variables, each at its index in the list; None if none is frozen."""
+    entries, masked, num_rescued = [], [], 0
     for position, variable in enumerate(variables):
-        record = _record_of(variable)
-        trained = None if record is None else record.read()
-        if record is None or trained is None:
+        entry = _registered(variable)
+        trained = None if entry is None else entry.read()
+        if entry is None or trained is None:
             continue
-        entries.append(MaskEntry(position, path_of(variable), trained, record.is_weight))
-        found.append(variable)
-        num_rescued += record.is_rescued(trained)
+        entries.append(MaskEntry(position, path_of(variable), trained, entry.is_weight))
+        masked.append(variable)
+        num_rescued += entry.is_rescued(trained)
     if all(entry.trained.all() for entry in entries):
         return None
-    return FreezeMask(entries, found, num_rescued)
+    return FreezeMask(entries, masked, num_rescued)
 
 
 def num_registered(variables: Iterable[Any]) -> int:
-    """Of how many variables there is, or will be, a mask."""
-    return sum(_record_of(variable) is not None for variable in variables)
+    """Return how many of the variables have a mask, or will have one once it is decided."""
+    return sum(_registered(variable) is not None for variable in variables)
 
 
 def decisions_about(variables: Sequence[Any]) -> list[Decision]:
-    """The decisions about variables that have one, in order."""
-    records = map(_record_of, variables)
-    return list(dict.fromkeys(r.decision for r in records if r is not None))
+    """Return the decisions about these variables, each once, in order."""
+    entries = map(_registered, variables)
+    return list(dict.fromkeys(entry.decision for entry in entries if entry is not None))
 
 
 def starts_of(variables: Sequence[Any]) -> dict[int, Start]:
-    """What variables were drawn from, by their places among them, where that is known."""
-    records = enumerate(map(_record_of, variables))
-    return {i: r.start for i, r in records if r is not None and r.start is not None}
+    """Return what variables were drawn from, by their index in the list, where that is known."""
+    entries = enumerate(map(_registered, variables))
+    return {i: e.start for i, e in entries if e is not None and e.start is not None}
 
 
 def decay_scale_of(variables: Sequence[Any]) -> np.ndarray | None:
-    """FreezeNet-WD's scalar for these variables; None for other treatments.
+    """Return FreezeNet-WD's scalar for these variables; None for other treatments.
 
     Raises:
         ValueError: if they have shrunk by different factors.
@@ -232,64 +251,65 @@ def decay_scale_of(variables: Sequence[Any]) -> np.ndarray | None:
     values = {float(value): value for value in map(backend.to_numpy, scales)}
     if len(values) > 1:
         raise ValueError(
-            "With frozen_weights='decay' all frozen weights shrink by one factor. Received: "
-            f"variables that have shrunk by {sorted(values)}, which one optimizer cannot go on "
-            "with."
+            "With frozen_weights='decay' all frozen weights shrink by one factor, so that one "
+            "optimizer cannot train variables that have shrunk by several. "
+            f"Received: factors {sorted(values)}"
         )
     return next(iter(values.values()), None)
 
 
 def check_agrees(mask: FreezeMask, parameters: Sequence[Parameter], settings: Settings) -> None:
-    """Refuses a mask that an optimizer of these settings would not have decided.
+    """Check that an optimizer may inherit a mask.
 
     Args:
-        mask: of the parameters, as `mask_of` gives it.
+        mask: the mask of the parameters, as `mask_of` returns it.
         parameters: all variables of the optimizer, classified.
-        settings: its settings.
+        settings: the optimizer's settings.
 
     Raises:
-        ValueError: for other settings, or where the optimizer excludes weights that are frozen.
+        ValueError: if the mask was decided with other settings, or if the optimizer excludes
+            weights that are frozen.
     """
     frozen = [parameters[entry.position] for entry in mask.entries]
     advice = (
-        "Compile the model with the same settings to train on with the same mask, or call "
-        "`keras_freeze.freeze(model, ..., overwrite=True)` to decide anew."
+        "Compile the model with the same settings to continue with the same mask, or call "
+        "`keras_freeze.freeze(model, ..., overwrite=True)` to compute a new one."
     )
     for decision in decisions_about([p.variable for p in frozen]):
         if decision.settings is not None and not decision.settings.agrees_with(settings):
             raise ValueError(
-                f"The weights {shorten([p.path for p in frozen], limit=3)} are frozen already, "
+                f"The weights {shorten([p.path for p in frozen], limit=3)} are already frozen "
                 f"with {decision.settings}. {advice} Received: a FreezeOptimizer with {settings}"
             )
     pairs = zip(frozen, mask.entries, strict=True)
     excluded = [p.path for p, entry in pairs if p.excluded and not entry.trained.all()]
     if excluded:
         raise ValueError(
-            f"The weights {shorten(excluded, limit=3)} are frozen already. {advice} Received: a "
-            "FreezeOptimizer whose `exclude` names them"
+            f"The weights {shorten(excluded, limit=3)} are already frozen. {advice} "
+            "Received: a FreezeOptimizer whose `exclude` names them"
         )
     decided = {entry.position for entry in mask.entries}
     others = [p.path for p in parameters if p.is_frozen_candidate and p.position not in decided]
     if others:
         warnings.warn(
-            f"The mask that this model brings along knows nothing of {shorten(others, limit=3)}, "
-            "which are trained. Call `keras_freeze.freeze(model, ..., overwrite=True)` to decide "
-            "about all weights.",
+            f"The existing mask does not cover the weights {shorten(others, limit=3)}, which are "
+            "trained. Call `keras_freeze.freeze(model, ..., overwrite=True)` to compute a mask of "
+            "all weights.",
             stacklevel=2,
         )
 
 
-def _record_of(variable: Any) -> _Record | None:
-    record = _records.get(id(variable))
-    return record if record is not None and record.variable() is variable else None
+def _registered(variable: Any) -> _FrozenVariable | None:
+    entry = _registry.get(id(variable))
+    return entry if entry is not None and entry.variable() is variable else None
 
 
-def _forget(key: int, dead: Any) -> None:
-    record = _records.get(key)
-    if record is not None and record.variable is dead:  # not of a new object with this id
-        del _records[key]
+def _remove(key: int, dead: Any) -> None:
+    entry = _registry.get(key)
+    if entry is not None and entry.variable is dead:  # not the entry of a new object with this id
+        del _registry[key]
 
 
-def _reads_the_same(record: _Record, claim: Claim) -> bool:
-    before, after = record.read(), claim.read()
+def _have_same_values(entry: _FrozenVariable, mask: VariableMask) -> bool:
+    before, after = entry.read(), mask.read()
     return before is not None and after is not None and np.array_equal(before, after)

@@ -1,15 +1,15 @@
-"""What a mask was decided by: needs neither Keras nor NumPy."""
+"""The settings that a mask is decided with. Imports neither Keras nor NumPy."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a FreezeOptimizer was told about freezing, as it goes into files.
+    """The settings of a FreezeOptimizer that decide its mask, as files store them.
 
     Attributes:
-        freeze_rate, frozen_weights, seed: as of the FreezeOptimizer.
-        criterion: its criterion in words.
+        freeze_rate, frozen_weights, seed: as for the FreezeOptimizer.
+        criterion: a description of its criterion.
     """
 
     freeze_rate: float
@@ -18,7 +18,7 @@ class Settings:
     seed: int
 
     def agrees_with(self, other: "Settings") -> bool:
-        """Whether both ask for the same mask and treatment; only some criteria use the seed."""
+        """Return whether both give the same mask and treatment; only "random" uses the seed."""
         mine, theirs = (
             (s.freeze_rate, s.criterion, s.frozen_weights, s.seed if s.criterion == "random" else 0)
             for s in (self, other)

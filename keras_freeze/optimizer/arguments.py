@@ -1,21 +1,28 @@
-"""The settings of a FreezeOptimizer, checked: when it is made, and when they are changed."""
+"""The checks of what a FreezeOptimizer is given: its settings and its variables."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_freeze import backend
+from keras_freeze._keras_private import public_optimizer_class
 from keras_freeze.criteria.criteria import check_criterion
+from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
-from keras_freeze.parameters import normalize_exclude
+from keras_freeze.optimizer.delegation import DelegatingOptimizer
+from keras_freeze.parameters import Parameter, normalize_exclude
 
 FROZEN_WEIGHTS = ("keep", "decay", "zero")
 
 
 def check_l2(l2: Any) -> float:
-    """A coefficient of at least 0, as a Python float."""
+    """Return `l2` as a Python float.
+
+    Raises:
+        TypeError, ValueError: unless it is a number of at least 0.
+    """
     if isinstance(l2, bool) or not isinstance(l2, (int, float, np.integer, np.floating)):
         raise TypeError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
     if not 0.0 <= float(l2) < float("inf"):
@@ -24,7 +31,11 @@ def check_l2(l2: Any) -> float:
 
 
 def check_frozen_weights(frozen_weights: Any) -> str:
-    """A treatment of frozen weights that exists."""
+    """Return `frozen_weights` as a string.
+
+    Raises:
+        ValueError: unless it is one of `FROZEN_WEIGHTS`.
+    """
     if frozen_weights not in FROZEN_WEIGHTS:
         raise ValueError(
             f"Argument `frozen_weights` must be one of {', '.join(map(repr, FROZEN_WEIGHTS))}. "
@@ -34,7 +45,11 @@ def check_frozen_weights(frozen_weights: Any) -> str:
 
 
 def check_decay(frozen_weights: str, l2: float, inner: Any) -> None:
-    """Refuses what breaks the recurrence of FreezeNet-WD."""
+    """Check the arguments that FreezeNet-WD depends on.
+
+    Raises:
+        ValueError: for settings with which frozen weights do not all shrink by one factor.
+    """
     if frozen_weights == "decay":
         if l2 == 0.0:
             raise ValueError(
@@ -43,22 +58,100 @@ def check_decay(frozen_weights: str, l2: float, inner: Any) -> None:
             )
         refused = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "weight_decay")
         used = [name for name in refused if getattr(inner, name)]
-        if backend.keras_class(inner) is not keras.optimizers.SGD or used:
+        if public_optimizer_class(inner) is not keras.optimizers.SGD or used:
             raise ValueError(
-                "frozen_weights='decay' needs keras.optimizers.SGD without "
-                f"{', '.join(refused)}: only then do all frozen weights shrink by one factor. "
+                "With frozen_weights='decay', argument `inner_optimizer` must be "
+                f"keras.optimizers.SGD without {', '.join(refused)}: only then do all frozen "
+                "weights shrink by one factor. "
                 f"Received: inner_optimizer={type(inner).__name__}"
                 + (f" with {', '.join(used)}" if used else "")
             )
 
 
 def check_seed(seed: Any) -> int:
-    """A seed of 32 bits, as a Python int."""
+    """Return `seed` as a Python int.
+
+    Raises:
+        TypeError, ValueError: unless it is an integer of 32 bits.
+    """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise TypeError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
     if not 0 <= seed < 2**32:
         raise ValueError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
     return int(seed)
+
+
+def check_inner_optimizer(inner: Any) -> Any:
+    """Return `inner_optimizer` as an optimizer.
+
+    Raises:
+        TypeError: unless it is a Keras optimizer or the name of one.
+        ValueError: for a LossScaleOptimizer, a FreezeOptimizer, or an optimizer that is built.
+    """
+    if isinstance(inner, str):
+        inner = keras.optimizers.get(inner)
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            "Argument `inner_optimizer` must be a Keras optimizer or the name of one. "
+            f"Received: inner_optimizer={inner!r} of type {type(inner)}"
+        )
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Argument `inner_optimizer` must not be a LossScaleOptimizer, with which a scaled "
+            "gradient would decide the mask. Use `LossScaleOptimizer(FreezeOptimizer(...))`. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    if isinstance(inner, DelegatingOptimizer):
+        raise ValueError(
+            "Argument `inner_optimizer` must not be a FreezeOptimizer itself. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    if inner.built:
+        raise ValueError(
+            "Argument `inner_optimizer` must be new: this one is already built for a model. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    return inner
+
+
+def check_precision(parameters: Sequence[Parameter], frozen_weights: str) -> None:
+    """Check that weights can be multiplied by factors close to 1, as "decay" does.
+
+    Raises:
+        ValueError: for "decay" with weights of less than 32 bits.
+    """
+    for p in parameters if frozen_weights == "decay" else ():
+        dtype = keras.backend.standardize_dtype(p.variable.dtype)
+        if p.is_frozen_candidate and dtype not in ("float32", "float64"):
+            raise ValueError(
+                "frozen_weights='decay' multiplies weights by factors close to 1: they must be "
+                "float32, as they are with mixed precision, or float64. "
+                f"Received: {p.path!r} of dtype {dtype}"
+            )
+
+
+def warn_of_constraints(
+    parameters: Sequence[Parameter], frozen_weights: str, mask: FreezeMask | None
+) -> None:
+    """Warn of constraints that cannot hold, since frozen entries keep their values."""
+    if frozen_weights == "zero":  # trained entries can comply with a constraint among zeros
+        return
+    partly = [p.position for p in parameters if p.is_frozen_candidate]
+    if mask is not None:
+        partly = [entry.position for entry in mask.entries if not entry.trained.all()]
+    constrained = [
+        f"{type(constraint).__name__} of {parameters[position].path!r}"
+        for position in partly
+        if (constraint := getattr(parameters[position].variable, "constraint", None))
+    ]
+    if constrained:
+        warnings.warn(
+            "Constraints cannot hold where entries are frozen, since those keep their values; "
+            "they are applied to the trained entries alone. Remove the constraint, "
+            "`exclude` the layer, or use frozen_weights='zero'. "
+            f"Received: {', '.join(constrained)}",
+            stacklevel=3,
+        )
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -69,4 +162,4 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "exclude": normalize_exclude,
     "seed": check_seed,
 }
-"""What gives each setting its final form, or raises."""
+"""For each setting, a function that returns it in its final form or raises."""

@@ -1,4 +1,4 @@
-"""What a FreezeOptimizer puts into a checkpoint besides its inner optimizer: the mask above all."""
+"""The payload of a FreezeOptimizer in checkpoints: what is not its inner optimizer's."""
 
 import io
 import json
@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import backend
+from keras_freeze import _keras_private
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
-from keras_freeze.optimizer.inner_optimizer import with_parts
+from keras_freeze.optimizer.inner_optimizer import walk
 from keras_freeze.parameters import Parameter, same_path
 from keras_freeze.starts import Start
 
@@ -22,33 +22,34 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class State:
-    """What a FreezeOptimizer is besides its inner optimizer.
+    """The state of a FreezeOptimizer besides its inner optimizer's.
 
     Attributes:
         mask: which weights are trained; None if that is not decided yet.
-        compact: whether the inner optimizer only sees these.
+        compact: whether the update strategy is compact.
         decay_scale: FreezeNet-WD's scalar.
-        found: whether the first batch decided. A step is then traced so that it could, which
-            rounds a little differently: training on is to be the same to the last bit.
-        starts: what variables of the mask were drawn from, by their positions, where that is known.
-        settings: of the optimizer that decided; None where a file does not say.
+        by_first_batch: whether the first batch decided the mask. Steps are then traced with that
+            decision in them, which rounds a little differently, and training that is resumed must
+            round the same.
+        starts: what variables of the mask were drawn from, by position, where that is known.
+        settings: the settings of the optimizer that decided; None where a file does not say.
     """
 
     mask: FreezeMask | None
     compact: bool
     decay_scale: Any = None
-    found: bool = False
+    by_first_batch: bool = False
     starts: Mapping[int, Start] = field(default_factory=dict)
     settings: Settings | None = None
 
 
 def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner: Any) -> None:
-    """Puts the state into what Keras hands to `save_own_variables`.
+    """Write a state to a mapping.
 
     Args:
-        store: what is written to, a mapping from name to array.
+        store: a mapping from name to array.
         state: the state.
-        parameters: the variables that the optimizer was built with; none if it is not built.
+        parameters: the variables that the optimizer was built with; empty if it is not built.
         inner: the inner optimizer, whose variables Keras saves by number alone.
     """
     entries = () if state.mask is None else state.mask.entries
@@ -56,7 +57,7 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         "version": _VERSION,
         "compact": state.compact,
         "decided": state.mask is not None,
-        "found": state.found,
+        "found": state.by_first_batch,
         "num_rescued": 0 if state.mask is None else state.mask.num_rescued,
         "entries": [[e.position, e.path, list(e.trained.shape), e.is_weight] for e in entries],
         "variables": [[p.path, list(p.variable.shape)] for p in parameters],
@@ -74,7 +75,7 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
 
 
 def read_state(store: Any) -> State:
-    """Gets the state that `write_state` put there.
+    """Read the state that `write_state` wrote.
 
     Raises:
         ValueError: for a state of another version.
@@ -82,8 +83,8 @@ def read_state(store: Any) -> State:
     header = _read_header(store)
     if header["version"] != _VERSION:
         raise ValueError(
-            f"This FreezeOptimizer reads state of version {_VERSION}. "
-            f"Received: version {header['version']}; update keras_freeze."
+            f"The state of a FreezeOptimizer must have version {_VERSION} for this version of "
+            f"keras_freeze. Received: version {header['version']}"
         )
     mask = None
     if header["decided"]:
@@ -97,7 +98,7 @@ def read_state(store: Any) -> State:
             )
         ]
         mask = FreezeMask(entries, num_rescued=header["num_rescued"])
-    has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are no mappings
+    has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are not mappings
     scale = np.asarray(store["decay_scale"]) if has_scale else None
     starts = {position: Start.from_json(start) for position, start in header.get("starts", [])}
     settings = Settings(*header["settings"]) if "settings" in header else None
@@ -110,14 +111,14 @@ def _read_header(store: Any) -> dict[str, Any]:
 
 
 def to_bytes(store: dict[str, Any]) -> np.ndarray:
-    """A store in one vector of bytes, for checkpoints that are not written by Keras."""
+    """Return what `write_state` wrote as one vector of bytes."""
     file = io.BytesIO()
     np.savez(file, **store)
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
 def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
-    """The store that `to_bytes` was given."""
+    """Return the mapping that `to_bytes` got."""
     with np.load(io.BytesIO(content.tobytes())) as file:
         return dict(file)
 
@@ -125,18 +126,18 @@ def from_bytes(content: np.ndarray) -> dict[str, np.ndarray]:
 def check_origin(
     store: Any, parameters: Sequence[Parameter], inner: Any, *, is_loaded: bool
 ) -> None:
-    """Compares what a state was saved with to what it is loaded into, before anything changes.
+    """Check that a state belongs to the optimizer that it is loaded into, before anything changes.
 
-    Keras tells the variables of an optimizer by their number alone: those of layers in another
+    Keras identifies the variables of an optimizer by their number alone: those of layers in another
     order, or of another optimizer, would be loaded into the wrong places. Files of earlier
-    versions of this package do not say what they were saved with.
+    versions of this package do not contain what is compared here.
 
     Args:
-        store: what Keras hands to `load_own_variables`.
-        parameters: the variables that the optimizer was built with; none if it is not built.
+        store: what `write_state` wrote.
+        parameters: the variables that the optimizer was built with; empty if it is not built.
         inner: the inner optimizer.
-        is_loaded: whether the inner optimizer's variables are loaded from the same file. Of one
-            that is not built, Keras loads them only where their numbers happen to agree.
+        is_loaded: whether the inner optimizer's variables are loaded from the same file. Into one
+            that is not built, Keras loads them only if the number of variables happens to agree.
 
     Raises:
         ValueError: if the state belongs to a network with other variables or in another order,
@@ -159,7 +160,7 @@ def check_origin(
 
 
 def has_these_variables(store: Any, parameters: Sequence[Parameter]) -> bool:
-    """Whether a state was saved with these variables, as far as it says so."""
+    """Return whether a state was saved with these variables, as far as it says so."""
     saved = _read_header(store).get("variables", [])
     return not saved or (
         len(saved) == len(parameters)
@@ -171,9 +172,9 @@ def has_these_variables(store: Any, parameters: Sequence[Parameter]) -> bool:
 
 
 def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, list[str]]:
-    """The part of a state that is about these variables, and the paths of what it is about besides.
+    """Return the part of a state about these variables, and the paths that are in no part of it.
 
-    Variables are told by path and shape; where that is ambiguous, they are not taken over.
+    Variables are identified by path and shape, and left out where these are ambiguous.
     """
     state = read_state(store)
     if state.mask is None:
@@ -198,9 +199,9 @@ def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, l
 
 
 def skip_loading_once(optimizer: Any) -> None:
-    """Lets Keras load nothing into an optimizer when it next tries to.
+    """Keep Keras from loading variables into an optimizer the next time it tries.
 
-    It would load as many variables as there are by their number alone.
+    It would identify them by their number alone.
     """
     vars(optimizer)["load_own_variables"] = lambda store: vars(optimizer).pop("load_own_variables")
 
@@ -214,10 +215,10 @@ def _check_variable(saved: Sequence[Any], parameters: Sequence[Parameter], posit
         after = (parameter.path, tuple(parameter.variable.shape))
     if before and after and before[1] == after[1] and same_path(before[0], after[0]):
         return
-    told = ["no variable" if v is None else f"{v[0]!r} of shape {v[1]}" for v in (before, after)]
+    words = ["no variable" if v is None else f"{v[0]!r} of shape {v[1]}" for v in (before, after)]
     raise ValueError(
-        f"The optimizer state that is loaded was saved with {told[0]} as variable {position}, and "
-        f"this network has {told[1]} there: the state belongs to another network, or its layers "
+        f"The optimizer state that is loaded was saved with {words[0]} as variable {position}, and "
+        f"this network has {words[1]} there: the state belongs to another network, or its layers "
         "come in another order. Build the model as it was when it was saved."
     )
 
@@ -225,38 +226,38 @@ def _check_variable(saved: Sequence[Any], parameters: Sequence[Parameter], posit
 def _other_optimizer(saved: dict[str, Any], inner: Any) -> ValueError:
     return ValueError(
         "The state that is loaded was saved with another inner optimizer, or with other settings "
-        "of it, so that Keras would put its variables into the wrong places. Compile the model "
-        "with the optimizer it was saved with. To train on with another one, take over weights "
-        "and mask alone: `keras_freeze.get_mask` of the model that was saved gives the mask, and "
-        "`keras_freeze.freeze(model, mask=...)` takes it. "
-        f"Saved: {_in_words(saved['classes'], saved['variables'])}. "
-        f"Received: {_in_words(_classes(inner), _names(inner))}."
+        "of it, so that Keras would load its variables into the wrong places. Compile the model "
+        "with the optimizer it was saved with. To continue with another one, use the weights and "
+        "the mask alone: get the mask by `keras_freeze.get_mask` of the saved model, and set it "
+        "by `keras_freeze.freeze(model, mask=...)`. "
+        f"Saved: {_description(saved['classes'], saved['variables'])}. "
+        f"Received: {_description(_classes(inner), _names(inner))}."
     )
 
 
-def _in_words(classes: Sequence[str], names: Sequence[str]) -> str:
+def _description(classes: Sequence[str], names: Sequence[str]) -> str:
     kinds = ", ".join(sorted(_kinds(names)))
     return f"{' with '.join(classes)}, {len(names)} variables ({kinds})"
 
 
 def _classes(inner: Any) -> list[str]:
-    """The registered name of an optimizer's class and of its parts'."""
-    parts = with_parts(inner)
-    return [keras.saving.get_registered_name(backend.keras_class(part)) for part in parts]
+    """Return the registered names of the classes of an optimizer and of those inside it."""
+    classes = map(_keras_private.public_optimizer_class, walk(inner))
+    return [keras.saving.get_registered_name(one) for one in classes]
 
 
 def _names(inner: Any) -> list[str]:
-    """What each of an optimizer's variables is, such as "momentum", without whose it is."""
+    """Return what each of an optimizer's variables is, such as "momentum", without its owner."""
     owners = {
         str(getattr(variable, "path", variable.name)).replace("/", "_").replace(":", "_")
-        for part in with_parts(inner)
-        for variable in part._trainable_variables
+        for part in walk(inner)
+        for variable in _keras_private.built_variables(part)
     }
     return [_without_owner(variable.name, owners) for variable in inner.variables]
 
 
 def _kinds(names: Sequence[str]) -> set[str]:
-    """Names without their last number: Keras counts variables without a name in each process."""
+    """Return names without their last number, which Keras counts up in each process."""
     return {re.sub(r"_\d+$", "", name) for name in names}
 
 
@@ -266,7 +267,7 @@ def _without_owner(name: str, owners: set[str]) -> str:
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:
-    """The mask under these variables' paths.
+    """Return a mask with the paths of these variables.
 
     Raises:
         ValueError: if a variable has another shape or, but for the model's name and automatic
@@ -283,15 +284,15 @@ def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:
 
 
 def _check_fits(entry: MaskEntry, parameters: Sequence[Parameter]) -> None:
-    found = "no variable"
+    present = "no variable"
     if entry.position < len(parameters):
         parameter = parameters[entry.position]
         shape = tuple(parameter.variable.shape)
         if shape == entry.trained.shape and same_path(parameter.path, entry.path):
             return
-        found = f"{parameter.path!r} of shape {shape}"
+        present = f"{parameter.path!r} of shape {shape}"
     raise ValueError(
         f"The mask that is loaded has {entry.path!r} of shape {entry.trained.shape} as variable "
-        f"{entry.position}, and this network has {found} there: the mask belongs to another "
+        f"{entry.position}, and this network has {present} there: the mask belongs to another "
         "network, or its layers come in another order."
     )

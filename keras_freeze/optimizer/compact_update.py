@@ -1,4 +1,4 @@
-"""An inner optimizer that is given vectors of the trained weights alone."""
+"""The compact update strategy: the inner optimizer gets vectors of the trained weights alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -6,40 +6,42 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import backend
-from keras_freeze.masks.frozen_variables import Claim
+from keras_freeze import _keras_private, backend
+from keras_freeze._utils.typing import Optimizer
+from keras_freeze.masks.frozen_variables import VariableMask
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.optimizer.update import Step, Update, _variable
+from keras_freeze.optimizer.phase import Phase
+from keras_freeze.optimizer.update import Step, Update, make_variable
 from keras_freeze.parameters import Parameter
 
 # Above so many entries, a copy of a variable takes longer than a few small operations.
 _LARGE = 2**18
-
 
 # Indices are 32-bit integers.
 _MOST_ENTRIES = 2**31 - 1
 
 
 class CompactUpdate(Update):
-    """The inner optimizer sees one vector of trained weights per kernel.
+    """The inner optimizer updates one vector of trained weights per kernel.
 
     Args:
-        trained_counts: how many entries of each variable are trained; None where the variable is
-            outside the mask and trained whole.
-        mask: the mask with these counts; None if it is read from a file later.
+        inner, parameters, frozen_weights, l2: as for `Update`.
+        trained_counts: how many entries of each variable are trained; None for a variable that has
+            no mask and is trained whole.
+        mask: the mask with these counts; None if it is loaded later.
 
     Attributes:
-        has_mask: whether the mask is known yet.
         indices: for the position of each variable that is trained in part, a variable with the
             flat, sorted indices of its trained entries.
-        blocks: what else goes by the mask of one of these variables, by position: set by
-            `sparse_gradients`.
-        has_dropped_blocks: whether a function may use blocks that are no longer there.
+        blocks: the restricted weight gradients that follow the mask, by position; set by
+            `keras_freeze.restricted`.
+        has_dropped_blocks: whether functions that were traced with blocks which are no longer in
+            `blocks` may still run.
     """
 
     def __init__(
         self,
-        inner: Any,
+        inner: Optimizer,
         parameters: Sequence[Parameter],
         frozen_weights: str,
         l2: float,
@@ -49,7 +51,7 @@ class CompactUpdate(Update):
         num_rescued = 0 if mask is None else mask.num_rescued
         super().__init__(inner, parameters, frozen_weights, l2, num_rescued)
         self.trained_counts = list(trained_counts)
-        self.has_mask = mask is not None
+        self._phase = Phase.WAITING if mask is None else Phase.DECIDED
         self.indices: dict[int, Any] = {}
         self.blocks: dict[int, Any] = {}
         self.has_dropped_blocks = False
@@ -65,15 +67,15 @@ class CompactUpdate(Update):
             indices = (
                 np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
             )
-            self.indices[position] = _variable(indices, "int32", f"trained_indices_{position}")
+            self.indices[position] = make_variable(indices, "int32", f"trained_indices_{position}")
             values = backend.gather(variable, indices)
             dtype = keras.backend.standardize_dtype(variable.dtype)
             path = parameters[position].path
-            self._values[position] = _variable(values, dtype, path.split("/")[-1], path)
+            self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
         self._exclude_vectors_from_decay()
-        self._build_inner([v for p in parameters if (v := self._seen_by_inner(p)) is not None])
-        # Vectors are read from the weights in each step: a checkpoint has no use for them.
-        backend.untrack(self.inner, "_trainable_variables")
+        self._build_inner([v for p in parameters if (v := self._variable_for_inner(p)) is not None])
+        # Vectors are read from the weights in each step, so that checkpoints do not need them.
+        backend.untrack_built_variables(self.inner)
 
     @property
     def variables(self) -> list[Any]:
@@ -81,12 +83,16 @@ class CompactUpdate(Update):
 
     @property
     def vectors(self) -> list[Any]:
-        """What the inner optimizer sees of the variables that are trained in part."""
+        """The vectors that stand for the variables that are trained in part."""
         return list(self._values.values())
 
     @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
     def mask(self) -> FreezeMask | None:
-        if not self.has_mask:
+        if self._phase is Phase.WAITING:
             return None
         trained = {}
         for position, count in enumerate(self.trained_counts):
@@ -96,23 +102,25 @@ class CompactUpdate(Update):
         return self._make_mask(trained, self.num_rescued)
 
     @property
-    def claims(self) -> list[Claim]:
-        if not self.has_mask:
+    def variable_masks(self) -> list[VariableMask]:
+        if self._phase is Phase.WAITING:
             return []
         return [
-            self._claim(position, _reader_of_indices(self.indices.get(position), p.variable.shape))
+            self._variable_mask(
+                position, _reader_of_indices(self.indices.get(position), p.variable.shape)
+            )
             for position, p in enumerate(self.parameters)
             if self.trained_counts[position] is not None
         ]
 
     def position_of(self, variable: Any) -> int | None:
-        """A variable's position; None if it is not among those that are updated."""
-        # By identity: in a layer's call, Keras may show other values than the variable's own.
-        found = (p.position for p in self.parameters if p.variable is variable)
-        return next(found, None)
+        """Return a variable's position; None if this does not update it."""
+        # By identity: in a layer's call, Keras may substitute the values of variables.
+        positions = (p.position for p in self.parameters if p.variable is variable)
+        return next(positions, None)
 
     def trained(self, position: int) -> np.ndarray:
-        """The mask of one variable."""
+        """Return the mask of the variable at a position."""
         shape = self.parameters[position].variable.shape
         return _reader_of_indices(self.indices.get(position), shape)()
 
@@ -125,23 +133,23 @@ class CompactUpdate(Update):
         for position, indices in self.indices.items():
             indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
         self.num_rescued = mask.num_rescued
-        self.has_mask = True
+        self._phase = Phase.DECIDED
 
     def drop_blocks(self) -> None:
-        """Forgets `blocks`, which functions that were traced with them go on to use."""
+        """Remove all `blocks`; functions that were traced with them still use them."""
         self.has_dropped_blocks = self.has_dropped_blocks or bool(self.blocks)
         self.blocks.clear()
 
     def update_blocks(self) -> None:
-        """Tells `blocks` what the indices are now."""
+        """Set the mask in all `blocks`."""
         for position, block in self.blocks.items():
             block.assign(self.trained(position))
 
     def apply(self, step: Step) -> None:
-        if not self.has_mask:
+        if self._phase is Phase.WAITING:
             raise ValueError(
                 "This FreezeOptimizer was made from a configuration that says how many weights are "
-                "trained but not which: load the state that was saved with it, or call "
+                "trained but not which. Load the state that was saved with it, or call "
                 "`keras_freeze.freeze(model, ...)` first."
             )
         self._check_complete(self.indices, step)
@@ -169,8 +177,8 @@ class CompactUpdate(Update):
         for variable, position in changed:
             self._write_back(variable, position, zero, factor)
 
-    def retire(self) -> None:
-        # XLA leaves out what it would write outside a variable.
+    def disable(self) -> None:
+        # XLA ignores indices outside a variable.
         for position, indices in self.indices.items():
             outside = self.parameters[position].size
             indices.assign(np.full(tuple(indices.shape), outside, "int32"))
@@ -190,26 +198,25 @@ class CompactUpdate(Update):
             backend.scatter(variable, indices, backend.gather(allowed, indices))
 
     def _exclude_vectors_from_decay(self) -> None:
-        """Excludes from decoupled decay the vectors of variables that the user has excluded."""
-        excluded: set[Any] = getattr(self.inner, "_exclude_from_weight_decay", set())
+        """Exclude the vectors of those variables that the user excluded from decoupled decay."""
         for position, values in self._values.items():
-            if self.inner._var_key(self.parameters[position].variable) in excluded:
-                excluded.add(self.inner._var_key(values))
+            variable = self.parameters[position].variable
+            _keras_private.exclude_from_decay_like(self.inner, variable, values)
 
     def _partly_trained(self) -> Iterator[tuple[int, int]]:
         for position, count in enumerate(self.trained_counts):
             if count is not None and count < self.parameters[position].size:
                 yield position, count
 
-    def _seen_by_inner(self, parameter: Parameter) -> Any:
-        """What the inner optimizer is built with for a variable, or None."""
+    def _variable_for_inner(self, parameter: Parameter) -> Any:
+        """Return the variable or vector that the inner optimizer is built with, or None."""
         if parameter.position not in self.indices:
             return parameter.variable
         return self._values[parameter.position] if self.trained_counts[parameter.position] else None
 
 
 def _reader_of_indices(indices: Any, shape: Sequence[int]) -> Callable[[], np.ndarray]:
-    """What reads a variable's mask from the indices of what is trained; None means all of it."""
+    """Return a function that makes a mask of the indices of trained entries; None means all."""
 
     def read() -> np.ndarray:
         array = np.full(tuple(shape), indices is None)

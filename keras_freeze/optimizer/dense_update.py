@@ -1,4 +1,4 @@
-"""An inner optimizer that is given whole variables; frozen entries are restored after each step."""
+"""The dense update strategy: the inner optimizer gets whole variables."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -7,26 +7,29 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_freeze import backend, criteria
-from keras_freeze.masks.frozen_variables import Claim, ReadMask
+from keras_freeze import _keras_private, backend, criteria
+from keras_freeze._utils.typing import Optimizer
+from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_frozen_entries
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import num_trained_weights, rescue_index
-from keras_freeze.optimizer.inner_optimizer import _with_averages
-from keras_freeze.optimizer.update import Step, Update, _variable
+from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
+from keras_freeze.optimizer.phase import Phase
+from keras_freeze.optimizer.update import Step, Update, make_variable
 from keras_freeze.parameters import Parameter, frozen_candidates, warn_of_unknown
 
 
-class FullShapeUpdate(Update):
-    """The inner optimizer sees whole variables; frozen entries are restored after each step.
+class DenseUpdate(Update):
+    """The inner optimizer updates whole variables; frozen entries are restored after each step.
 
     Args:
-        mask: the mask; None if the first batch decides it, by the following.
-        freeze_rate, criterion, seed: how the mask is chosen.
+        inner, parameters, frozen_weights, l2: as for `Update`.
+        mask: the mask; None if the first batch decides it by the following arguments.
+        freeze_rate, criterion, seed: as for the FreezeOptimizer.
     """
 
     def __init__(
         self,
-        inner: Any,
+        inner: Optimizer,
         parameters: Sequence[Parameter],
         frozen_weights: str,
         l2: float,
@@ -46,12 +49,12 @@ class FullShapeUpdate(Update):
             for position, size in self._candidates.items()
             if size and freeze_rate < 1.0
         }
-        self._decided = _variable(np.array(mask is not None), "bool", "mask_decided")
+        self._decided = make_variable(np.array(mask is not None), "bool", "mask_decided")
         self._masks = {
-            position: _variable(trained, "bool", f"mask_{position}")
+            position: make_variable(trained, "bool", f"mask_{position}")
             for position, trained in self._initial_masks(mask, freeze_rate).items()
         }
-        # Whether a mask came from elsewhere: while JAX traces a step, the variables do not tell.
+        # Whether the mask was given: while JAX traces a step, the variables have no values.
         self._is_given = mask is not None
         if mask is not None:
             self.num_rescued = mask.num_rescued
@@ -60,7 +63,7 @@ class FullShapeUpdate(Update):
     def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
         shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
         if mask is None and self._criterion == criteria.RANDOM:
-            # It needs no gradients: it waits here until the first batch adopts it.
+            # It needs no gradients: the masks have their values before the first batch.
             scores = [criteria.random_scores(s, self._seed, p) for p, s in shapes.items()]
             mask = FreezeMask.from_scores(
                 scores, freeze_rate, seed=self._seed, positions=list(shapes)
@@ -74,6 +77,10 @@ class FullShapeUpdate(Update):
         return [*super().variables, self._decided, *self._masks.values()]
 
     @property
+    def phase(self) -> Phase:
+        return Phase.DECIDED if self.is_decided else Phase.UNDECIDED
+
+    @property
     def mask(self) -> FreezeMask | None:
         if not bool(backend.to_numpy(self._decided)):
             return None
@@ -81,14 +88,14 @@ class FullShapeUpdate(Update):
         return self._make_mask(trained, self._count_rescued(trained))
 
     @property
-    def claims(self) -> list[Claim]:
+    def variable_masks(self) -> list[VariableMask]:
         return [
-            self._claim(position, _reader_of_mask(mask, self._decided))
+            self._variable_mask(position, _reader_of_mask(mask, self._decided))
             for position, mask in self._masks.items()
         ]
 
     def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
-        if not self.found:
+        if not self.by_first_batch:
             return self.num_rescued
         return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
 
@@ -100,14 +107,14 @@ class FullShapeUpdate(Update):
             self._masks[entry.position].assign(entry.trained)
         self.num_rescued = mask.num_rescued
         self._is_given = True
-        self.found = False
+        self.by_first_batch = False
         self._decided.assign(True)
 
     def apply(self, step: Step) -> None:
-        if not self.found or (self._is_partial(step) and self.is_decided):
+        if not self.by_first_batch or (self._is_partial(step) and self.is_decided):
             self._step(step)
             return
-        frozen_candidates(self.parameters)  # refuses to decide about nothing
+        frozen_candidates(self.parameters)  # raises if there are no weights to decide about
         if self._warns_of_unknown and not self.is_decided:
             warn_of_unknown(self.parameters, stacklevel=2)
         self._warns_of_unknown = False
@@ -120,44 +127,44 @@ class FullShapeUpdate(Update):
         backend.run_if(
             ops.logical_not(decided_before), lambda g: self._decide(step_with(g)), gradients
         )
-        # The first gradient is the dense network's, which "zero" has just replaced.
+        # With "zero", the first gradient belongs to the dense network, which is just gone.
         may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
         backend.run_if(may_step, lambda g: self._step(step_with(g)), gradients)
 
     def _is_partial(self, step: Step) -> bool:
-        """Whether a step leaves out weights, so that it cannot decide about them."""
+        """Return whether a step lacks weights, so that it cannot decide about them."""
         return not self._candidates.keys() <= {position for _, _, position in step}
 
     @property
     def is_decided(self) -> bool | None:
-        """Whether there is a mask; None where that cannot be known."""
+        """Whether there is a mask; None while JAX traces a function, where that is not known."""
         decided = backend.known_value(self._decided)
         return None if decided is None else bool(decided)
 
-    def retire(self) -> None:
+    def disable(self) -> None:
         for mask in self._masks.values():
             mask.assign(np.zeros(tuple(mask.shape), bool))
         self._decided.assign(True)
 
     def _decide(self, step: Step) -> None:
-        """Finds the mask from the weights and gradients of this batch (the paper's algorithm 1)."""
+        """Compute the mask of the weights and gradients of this batch (the paper's algorithm 1)."""
         if not self._is_given:
             criteria.check_one_process()
         if self._criterion == criteria.RANDOM:
-            self._adopt({position: mask.value for position, mask in self._masks.items()}, True)
+            self._set_masks({position: mask.value for position, mask in self._masks.items()}, True)
             return
         if criteria.as_grasp(self._criterion) is not None:
             raise ValueError(
-                'The criterion "grasp" needs the Hessian of the loss, which an optimizer is not '
-                "given: call `keras_freeze.freeze(model, x, y)` before the first step."
+                'The criterion "grasp" needs the Hessian of the loss, which an optimizer does not '
+                "get. Call `keras_freeze.freeze(model, x, y)` before the first step."
             )
         gradients = {position: gradient for gradient, _, position in step}
         missing = [self.parameters[p].path for p in self._candidates if p not in gradients]
         if missing:
             raise ValueError(
                 "The first step decides which weights are trained, so that it needs the gradients "
-                f"of all of them. Missing: {', '.join(missing)}. Call `keras_freeze.freeze` first, "
-                "or apply all gradients at once."
+                "of all of them. Call `keras_freeze.freeze` first, or apply all gradients at once. "
+                f"Received: no gradients of {', '.join(missing)}"
             )
         summed = backend.sum_over_replicas([gradients[p] for p in self._candidates])
         scores = [self._scores(p, g) for p, g in zip(self._candidates, summed, strict=True)]
@@ -166,7 +173,7 @@ class FullShapeUpdate(Update):
             backend.require(
                 ok,
                 f"The saliency of {self.parameters[position].path!r} is not finite in the first "
-                "batch: look for NaN or infinite values in the data, the loss and the weights.",
+                "batch. Look for NaN or infinite values in the data, the loss and the weights.",
             )
             for ok, position in zip(finite, self._candidates, strict=True)
         ]
@@ -174,8 +181,8 @@ class FullShapeUpdate(Update):
             all_zero = ops.all(ops.concatenate(scores) == 0.0)
             backend.call_if(all_zero, criteria.warn_of_zero_scores)
         with backend.after(checks):
-            # XLA cannot raise: there, a batch that is not finite decides nothing.
-            self._adopt(self._top(scores), ops.all(ops.stack(finite)))
+            # XLA cannot raise: there, a batch that is not finite does not decide.
+            self._set_masks(self._top(scores), ops.all(ops.stack(finite)))
 
     def _scores(self, position: int, gradient: Any) -> Any:
         parameter = self.parameters[position]
@@ -201,17 +208,15 @@ class FullShapeUpdate(Update):
             masks[position] = ops.reshape(mask, self.parameters[position].variable.shape)
         return masks
 
-    def _adopt(self, masks: dict[int, Any], holds: Any) -> None:
-        """Takes over masks if `holds`."""
+    def _set_masks(self, masks: dict[int, Any], is_valid: Any) -> None:
+        """Set the masks, and zero frozen weights for "zero", if `is_valid` holds."""
         for position, mask in masks.items():
-            mask = ops.where(holds, mask, self._masks[position].value)
+            mask = ops.where(is_valid, mask, self._masks[position].value)
             self._masks[position].assign(mask)
             if self.frozen_weights == "zero":
-                kept = ops.logical_or(mask, ops.logical_not(holds))
-                variable = self.parameters[position].variable
-                zeros = ops.zeros(variable.shape, variable.dtype)
-                variable.assign(ops.where(kept, variable.value, zeros))
-        self._decided.assign(holds)
+                kept = ops.logical_or(mask, ops.logical_not(is_valid))
+                zero_frozen_entries(self.parameters[position].variable, kept)
+        self._decided.assign(is_valid)
 
     def _step(self, step: Step) -> None:
         self._check_complete(self._masks, step)
@@ -219,7 +224,7 @@ class FullShapeUpdate(Update):
         variables = [variable for _, variable, _ in step]
         # Moving averages may overwrite variables that the step does not mention.
         touched = [position for _, _, position in step if position in self._masks]
-        if _with_averages(self.inner):
+        if averaging_optimizers(self.inner):
             touched = list(self._masks)
         before = {p: backend.read(self.parameters[p].variable) for p in touched}
         with _unconstrained(variables):
@@ -239,7 +244,7 @@ class FullShapeUpdate(Update):
     def _masked(self, gradient: Any, variable: Any, position: int) -> Any:
         if gradient is None:
             return None
-        # A copy that belongs to the branch of the `cond` in which this may be traced.
+        # A copy within the branch of the `cond` in which this may be traced.
         gradient = self._with_l2(backend.read(gradient), variable)
         if position not in self._masks:
             return gradient
@@ -252,20 +257,18 @@ class FullShapeUpdate(Update):
         variable.assign(backend.where(self._masks[position], variable, frozen))
 
     def copy_frozen_entries_to_averages(self) -> None:
-        """Keeps swapping a model's weights with their moving averages exact."""
-        for optimizer in _with_averages(self.inner):
-            for parameter in self.parameters:
-                key = optimizer._var_key(parameter.variable)
-                index = optimizer._trainable_variables_indices.get(key)
-                if index is None or parameter.position not in self._masks:
-                    continue
-                average = optimizer._model_variables_moving_average[index]
-                mask = self._masks[parameter.position]
-                average.assign(backend.where(mask, average, parameter.variable))
+        """Set frozen entries of moving averages to the weights, so that swapping both is exact."""
+        for optimizer in averaging_optimizers(self.inner):
+            averages = {id(v): average for v, average in _keras_private.moving_averages(optimizer)}
+            for position, mask in self._masks.items():
+                variable = self.parameters[position].variable
+                average = averages.get(id(variable))
+                if average is not None:
+                    average.assign(backend.where(mask, average, variable))
 
 
 def _reader_of_mask(mask: Any, decided: Any) -> ReadMask:
-    """What reads a variable's mask, once it is decided."""
+    """Return a function that returns a variable's mask; None while it is not decided."""
 
     def read() -> np.ndarray | None:
         is_decided = backend.known_value(decided)
@@ -276,7 +279,7 @@ def _reader_of_mask(mask: Any, decided: Any) -> ReadMask:
 
 @contextlib.contextmanager
 def _unconstrained(variables: Sequence[Any]) -> Iterator[None]:
-    """Keeps the inner optimizer from constraining variables whose frozen entries it has moved."""
+    """Keep the inner optimizer from applying constraints before frozen entries are restored."""
     constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
     constraints = [variable.constraint for variable in constrained]
     for variable in constrained:

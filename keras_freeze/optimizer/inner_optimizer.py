@@ -1,71 +1,90 @@
-"""The optimizer inside a FreezeOptimizer: its parts, and how it is made again without its state."""
+"""The optimizers inside an optimizer: how to find them, and how to reset them."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from keras_freeze import _keras_private
+from keras_freeze._utils.typing import Optimizer
+
+
+def walk(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and all optimizers inside it, outer ones first; nothing for None.
+
+    An optimizer holds others as its `inner_optimizer` (LossScaleOptimizer, FreezeOptimizer) or as
+    its `optimizers` (MultiOptimizer).
+    """
+    if optimizer is None:
+        return
+    yield optimizer
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for part in getattr(optimizer, "optimizers", []) if inner is None else [inner]:
+        yield from walk(part)
+
+
+def is_one_of_several(optimizer: Optimizer, outer: Any) -> bool:
+    """Return whether `optimizer` is a part of a MultiOptimizer that is `outer` or inside it."""
+    around = itertools.takewhile(lambda one: one is not optimizer, walk(outer))
+    return any(isinstance(one, keras.optimizers.MultiOptimizer) for one in around)
+
 
 def unbuild(optimizer: Any) -> None:
-    """Makes a built optimizer ready to be built again, for other variables."""
-    optimizer._trainable_variables_indices = {}
+    """Prepare a built optimizer for being built again, for other variables."""
+    _keras_private.forget_built_variables(optimizer)
     optimizer.built = False
 
 
-def renewals(inner: Any) -> list[tuple[Any, Any]]:
-    """An optimizer's parts, each with a new one that it can become; nothing is changed yet.
+def fresh_copies(inner: Any) -> list[tuple[Any, Any]]:
+    """Pair each optimizer that has a state of its own with a new copy, which has none.
 
     Raises:
-        ValueError: for an optimizer that cannot be made again from its configuration.
+        ValueError: if an optimizer cannot be copied by its configuration.
     """
     # All the state of a MultiOptimizer is that of its parts.
-    parts = [part for part in with_parts(inner) if not hasattr(part, "optimizers")]
-    return [(part, _made_again(part)) for part in parts]
+    return [(one, _fresh_copy(one)) for one in walk(inner) if not hasattr(one, "optimizers")]
 
 
-def renew(inner: Any, pairs: list[tuple[Any, Any]]) -> None:
-    """Unbuilds an optimizer and drops its state, but for its iterations and its rate.
+def reset_to(inner: Any, copies: list[tuple[Any, Any]]) -> None:
+    """Unbuild an optimizer and drop its state, except iterations and learning rate.
 
-    The objects stay. Variables cannot just be taken out of them: TensorFlow then refuses to export
-    their model.
+    The objects stay the same. It is not enough to take the variables out of them: TensorFlow would
+    then refuse to export their model.
+
+    Args:
+        inner: the optimizer.
+        copies: what `fresh_copies(inner)` has returned.
     """
-    for old, fresh in pairs:
+    for old, fresh in copies:
         vars(old).clear()
         vars(old).update(vars(fresh))
     unbuild(inner)
 
 
-def _made_again(optimizer: Any) -> Any:
-    rate = optimizer._learning_rate
-    try:
-        if not isinstance(rate, keras.Variable):
-            vars(optimizer)["_learning_rate"] = None  # functions may have no configuration
-        config = optimizer.get_config()
-        if not isinstance(rate, keras.Variable):
-            config["learning_rate"] = rate
-        fresh = type(optimizer).from_config(config)
-    except Exception as error:
-        raise ValueError(
-            f"To start anew, {type(optimizer).__name__} must be made again by its `get_config` and "
-            f"`from_config`, which failed: {error}"
-        ) from error
-    finally:
-        vars(optimizer)["_learning_rate"] = rate
-    fresh._iterations.assign(optimizer._iterations)
+def _fresh_copy(optimizer: Any) -> Any:
+    with _keras_private.without_learning_rate_function(optimizer) as rate:
+        try:
+            config = optimizer.get_config()
+            if not isinstance(rate, keras.Variable):
+                config["learning_rate"] = rate
+            fresh = type(optimizer).from_config(config)
+        except Exception as error:
+            raise ValueError(
+                f"To reset {type(optimizer).__name__}, its `get_config` and `from_config` must "
+                f"give an equal optimizer, and they failed: {error}"
+            ) from error
+    count = _keras_private.iterations_variable(optimizer)
+    _keras_private.iterations_variable(fresh).assign(count)
     for name, value in vars(optimizer).items():
         # Settings, which a subclass may have left out of its configuration.
         is_setting = isinstance(value, (bool, int, float, str, type(None)))
         if is_setting and not name.startswith("_") and name != "built":
             setattr(fresh, name, value)
-    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-        if hasattr(optimizer, name):
-            setattr(fresh, name, getattr(optimizer, name))
+    _keras_private.copy_decay_exclusions(optimizer, fresh)
     return fresh
 
 
-def with_parts(optimizer: Any) -> list[Any]:
-    """An optimizer and, of a MultiOptimizer, those it is made of."""
-    return [optimizer, *getattr(optimizer, "optimizers", [])]
-
-
-def _with_averages(inner: Any) -> list[Any]:
-    return [optimizer for optimizer in with_parts(inner) if optimizer.use_ema]
+def averaging_optimizers(inner: Any) -> list[Any]:
+    """Return the optimizers in `inner`, itself included, that keep moving averages (`use_ema`)."""
+    return [optimizer for optimizer in walk(inner) if optimizer.use_ema]

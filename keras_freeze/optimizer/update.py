@@ -1,10 +1,10 @@
-"""The two ways to let an inner optimizer update what is trained and leave the rest as it is.
+"""The update strategies: how an inner optimizer trains some entries and leaves the others.
 
 `CompactUpdate` gives the inner optimizer only vectors of the trained weights, so that its moments
-cost what is trained and nothing it does can reach a frozen weight. `FullShapeUpdate` gives it every
-variable whole and restores the frozen entries afterwards; it can find the mask in the first batch,
-and serves optimizers that mix the entries of a variable. Both give the same weights for an
-optimizer that treats every coordinate alike.
+take memory for trained weights alone and nothing it does can reach a frozen weight. `DenseUpdate`
+gives it whole variables and restores the frozen entries afterwards; it can decide the mask by the
+first batch, and serves optimizers that mix the entries of a variable. Both give the same weights
+for an optimizer that treats every coordinate alike.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_freeze import backend
-from keras_freeze.masks.frozen_variables import Claim, ReadMask
+from keras_freeze import _keras_private, backend
+from keras_freeze._utils.typing import Optimizer, Variable
+from keras_freeze.masks.frozen_variables import ReadMask, VariableMask
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
-from keras_freeze.optimizer.inner_optimizer import _with_averages
+from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
+from keras_freeze.optimizer.phase import Phase
 from keras_freeze.parameters import Parameter
 
 # (gradient or None, variable, position of the variable)
@@ -25,24 +27,24 @@ Step = Sequence[tuple[Any, Any, int]]
 
 
 class Update:
-    """What both ways share: coupled L2, the scalar of FreezeNet-WD, and the mask's book-keeping.
+    """Base class of the update strategies: coupled L2, FreezeNet-WD's scalar, and the mask.
 
     Args:
         inner: the optimizer that computes the updates.
-        parameters: every variable of the wrapper, classified, in order.
+        parameters: every variable of the FreezeOptimizer, classified, in order.
         frozen_weights: "keep", "decay" or "zero".
-        l2: coefficient of the coupled weight decay, which reaches everything that is trained.
+        l2: coefficient of the coupled weight decay of everything that is trained.
         num_rescued: how many trained weights the at-least-one rule added.
 
     Attributes:
-        found: whether the mask is, or will be, found in the first batch rather than given.
+        by_first_batch: whether the first batch decides, or has decided, the mask.
     """
 
-    found = False
+    by_first_batch = False
 
     def __init__(
         self,
-        inner: Any,
+        inner: Optimizer,
         parameters: Sequence[Parameter],
         frozen_weights: str,
         l2: float,
@@ -53,8 +55,9 @@ class Update:
         self.frozen_weights = frozen_weights
         self.l2 = l2
         self.num_rescued = num_rescued
-        # Under coupled L2 and SGD every frozen weight follows one linear recurrence, so that the
-        # inner optimizer runs it once, on this scalar, and the weights follow by its ratio.
+        # Under coupled L2 and SGD every frozen weight follows one linear recurrence: the inner
+        # optimizer computes it once, for this scalar, and frozen weights are multiplied by its
+        # ratio.
         self.decay_scale = (
             keras.Variable(1.0, dtype="float32", name="decay_scale")
             if frozen_weights == "decay"
@@ -63,36 +66,41 @@ class Update:
 
     @property
     def variables(self) -> list[Any]:
-        """The update's own state."""
+        """The variables of the update itself."""
         return [] if self.decay_scale is None else [self.decay_scale]
 
     @property
-    def mask(self) -> FreezeMask | None:
-        """The mask, or None where it is not known yet."""
+    def phase(self) -> Phase:
+        """`Phase.WAITING`, `Phase.UNDECIDED` or `Phase.DECIDED`."""
         raise NotImplementedError
 
     @property
-    def claims(self) -> list[Claim]:
-        """What this update says of each variable in its mask, decided or not.
+    def mask(self) -> FreezeMask | None:
+        """The mask; None where it is not known yet."""
+        raise NotImplementedError
 
-        Whoever reads it keeps only the mask's own variables alive.
+    @property
+    def variable_masks(self) -> list[VariableMask]:
+        """The mask of each variable that has one, decided or not, to be registered.
+
+        Their `read` refers to the variables of the mask alone, not to this object.
         """
         raise NotImplementedError
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
-        """Whether `replace_mask` can take this mask over without new variables."""
+        """Return whether `replace_mask` can set this mask without new variables."""
         raise NotImplementedError
 
     def replace_mask(self, mask: FreezeMask) -> None:
-        """Takes over a mask and leaves the inner optimizer's state alone."""
+        """Set the mask; the inner optimizer's state does not change."""
         raise NotImplementedError
 
     def apply(self, step: Step) -> None:
-        """Updates the model's variables by one step of the inner optimizer."""
+        """Update the model's variables by one step of the inner optimizer."""
         raise NotImplementedError
 
-    def retire(self) -> None:
-        """Lets functions that were traced with this update change no weight any more."""
+    def disable(self) -> None:
+        """Keep functions that were traced with this update from changing any weight."""
         raise NotImplementedError
 
     def _check_complete(self, masked: Iterable[int], step: Step) -> None:
@@ -101,41 +109,40 @@ class Update:
             paths = ", ".join(self.parameters[position].path for position in sorted(missing))
             raise ValueError(
                 "With frozen_weights='decay' all frozen weights shrink together, so that each step "
-                f"needs the gradients of all of them. Missing: {paths}"
+                f"needs the gradients of all of them. Received: no gradients of {paths}"
             )
 
     def _build_inner(self, variables: list[Any]) -> None:
         self.inner.build(variables if self.decay_scale is None else [*variables, self.decay_scale])
-        # Keras starts moving averages in the first step; an optimizer that is built again has it
-        # behind it, and would average zeros in.
-        for optimizer in _with_averages(self.inner):
-            averages = optimizer._model_variables_moving_average
-            for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
-                if average is not None:
-                    average.assign(backend.read(variable))
+        # Keras initializes moving averages in the first step, which an optimizer that is built
+        # again has behind it: it would average in zeros.
+        for optimizer in averaging_optimizers(self.inner):
+            for variable, average in _keras_private.moving_averages(optimizer):
+                average.assign(backend.read(variable))
 
     def _with_l2(self, gradient: Any, variable: Any) -> Any:
-        """The gradient plus l2 * variable: PyTorch's weight decay, before momentum."""
+        """Return the gradient plus l2 * variable: PyTorch's weight decay, before momentum."""
         if self.l2 == 0.0 or gradient is None:
             return gradient
         return backend.to_dense(gradient) + self._l2_gradient(variable)
 
     def _l2_gradient(self, variable: Any) -> Any:
-        # Gradients arrive multiplied by the loss scale, and the inner optimizer divides by it. And
-        # it adds up those of all replicas, each of which brings its part.
+        # Gradients arrive multiplied by the loss scale, and the inner optimizer divides by it. It
+        # also sums the gradients of all replicas, so that each contributes its part.
         factor = self.l2 * (self.inner.loss_scale_factor or 1.0) / backend.num_replicas()
         return ops.multiply(ops.cast(factor, variable.dtype), variable)
 
     def _update_inner(self, gradients: list[Any], variables: list[Any]) -> Any:
-        """One step of the inner optimizer; returns what frozen weights are multiplied by, or None.
+        """Run one step of the inner optimizer.
 
-        None means that they keep their value.
+        Returns:
+            The factor that frozen weights are multiplied by; None where they keep their values.
         """
         if self.decay_scale is None:
             if variables:
                 self.inner.apply(gradients, variables)
-            else:  # schedules go by the count, whether something is trained or not
-                self.inner._iterations.assign_add(1)
+            else:  # schedules depend on the count, whether something is trained or not
+                _keras_private.iterations_variable(self.inner).assign_add(1)
             return None
         before = backend.read(self.decay_scale)
         self.inner.apply(
@@ -143,12 +150,12 @@ class Update:
         )
         return ops.where(before == 0.0, 0.0, ops.divide(self.decay_scale, before))
 
-    def _claim(self, position: int, read: ReadMask) -> Claim:
+    def _variable_mask(self, position: int, read: ReadMask) -> VariableMask:
         p = self.parameters[position]
-        return Claim(p.variable, position, p.is_frozen_candidate, read)
+        return VariableMask(p.variable, position, p.is_frozen_candidate, read)
 
     def _make_mask(self, trained: dict[int, np.ndarray], num_rescued: int) -> FreezeMask:
-        """A FreezeMask from boolean arrays by position."""
+        """Make a FreezeMask of boolean arrays, given by position."""
         parameters = [self.parameters[position] for position in trained]
         entries = [
             MaskEntry(p.position, p.path, trained[p.position], p.is_frozen_candidate)
@@ -157,10 +164,16 @@ class Update:
         return FreezeMask(entries, [p.variable for p in parameters], num_rescued)
 
 
-def _variable(value: Any, dtype: str, name: str, path: str | None = None) -> Any:
+def make_variable(value: Any, dtype: str, name: str, path: str | None = None) -> Variable:
+    """Create a variable of an update.
+
+    Args:
+        value: its initial value.
+        dtype: its dtype.
+        name: its name.
+        path: makes it trainable, under this path.
+    """
     variable = keras.Variable(value, dtype=dtype, name=name, trainable=path is not None)
     if path is not None:
-        # Under the kernel's own path, so that what goes by path or name (decay exclusions,
-        # optimizer maps) treats the vector as it would the kernel.
-        variable._path = path
+        _keras_private.set_path(variable, path)
     return variable

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
 from keras_freeze.restricted.cost_model import cheapest_block
@@ -54,14 +54,14 @@ def install(
         return []
     with backend.strategy_scope(optimizer):
         for layer, operation in _operations(model):
-            position = update.position_of(layer._kernel)
+            position = update.position_of(layer.kernel)
             if position is None or position not in update.indices:
                 continue
             trained = update.trained(position)
             matrices = as_matrices(trained, operation.axes)
             way = cheapest_block(matrices, operation.places(_input_shape(layer)))
             if way is not None:
-                block = Block(operation, layer._kernel, trained, *way)
+                block = Block(operation, layer.kernel, trained, *way)
                 update.blocks[position] = block
                 call = _restricted_call(layer, operation, weakref.ref(model), find_optimizer)
                 vars(layer)["call"] = call
@@ -71,7 +71,7 @@ def install(
 
 def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
     """Undoes `install`, which `optimizer` was given."""
-    for layer in model._flatten_layers():
+    for layer in _keras_private.all_layers(model):
         if is_restricted(layer):
             del vars(layer)["call"]
     if optimizer is not None and optimizer.compact_update is not None:
@@ -90,11 +90,11 @@ _MARK = "restricts_weight_gradient"
 
 def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
     """The layers whose gradient can be restricted, and what they compute."""
-    found = [(layer, _operation_of(layer)) for layer in model._flatten_layers()]
+    found = [(layer, _operation_of(layer)) for layer in _keras_private.all_layers(model)]
     found = [(layer, operation) for layer, operation in found if operation is not None]
     # Two layers with one kernel may compute different things with it.
-    uses = collections.Counter(id(layer._kernel) for layer, _ in found)
-    return [pair for pair in found if uses[id(pair[0]._kernel)] == 1]
+    uses = collections.Counter(id(layer.kernel) for layer, _ in found)
+    return [pair for pair in found if uses[id(pair[0].kernel)] == 1]
 
 
 def _operation_of(layer: Any) -> Any:
@@ -146,14 +146,14 @@ def _restricted_call(
     @functools.wraps(ordinary)
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         optimizer = find_optimizer(model()) if _is_trained(layer, model()) else None
-        block = None if optimizer is None else _block_of(layer._kernel, optimizer)
+        block = None if optimizer is None else _block_of(layer.kernel, optimizer)
         if (
             block is None
             or block.operation is not operation  # but another layer's with the same kernel
             or not _is_tensor(inputs, layer.compute_dtype)
         ):
             return ordinary(inputs, *args, **kwargs)
-        outputs = backend.with_gradient(operation.apply, inputs, layer._kernel, block.gradient)
+        outputs = backend.with_gradient(operation.apply, inputs, layer.kernel, block.gradient)
         if layer.bias is not None:
             outputs = ops.add(outputs, _broadcast_bias(layer))
         return outputs if layer.activation is None else layer.activation(outputs)
@@ -164,11 +164,8 @@ def _restricted_call(
 
 def _is_trained(layer: Any, model: keras.Model | None) -> bool:
     """Whether a layer is being called to train this model, and nothing else."""
-    context = keras.src.backend.common.global_state.get_global_attribute("current_call_ctx")
     return (
-        context is not None
-        and context.entry_layer is model
-        and context.get_value("training", False) is True
+        _keras_private.is_training_call_of(model)
         and not backend.wants_all_gradients()
         and _is_plain(layer)
     )

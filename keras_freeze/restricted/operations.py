@@ -126,7 +126,9 @@ class Convolution:
     def _paddings(self) -> Any:
         layer = self._layer
         if layer.padding == "causal":
-            return layer._compute_causal_padding()
+            paddings = [[layer.dilation_rate[0] * (layer.kernel_size[0] - 1), 0]]
+            paddings.insert(self._channels - 1, [0, 0])
+            return [[0, 0], *paddings]
         # Of dilated convolutions, whose strides are 1.
         spread = [
             (size - 1) * dilation

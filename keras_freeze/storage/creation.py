@@ -15,9 +15,7 @@ from typing import Any
 
 import keras
 
-# There is no public way to see a variable before it has its memory.
-from keras.src.backend.common.variables import Variable
-
+from keras_freeze import _keras_private
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import WIDTHS
 
@@ -65,7 +63,7 @@ class _Ledger:
 
     def add_variable(self, variable: Any, shape: tuple[int, ...]) -> None:
         """Counts a variable that is about to get its memory."""
-        described = (shape, variable._dtype)
+        described = (shape, _keras_private.stored_dtype(variable))
         if self._announced[described] > 0:
             self._announced[described] -= 1
             return
@@ -97,13 +95,13 @@ def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 _ledger: contextvars.ContextVar[_Ledger | None] = contextvars.ContextVar("ledger", default=None)
 _lock = threading.Lock()
 _num_watching = 0
-_validate_shape = Variable._validate_shape
+_validate_shape = _keras_private.shape_check()
 _init_tensor = keras.KerasTensor.__init__
 
 
 def _watched_shape(self: Any, shape: Any) -> Any:
     # Keras calls it for each variable, just before it gets its value.
-    is_new = self._shape is None  # some backends call it again for its value
+    is_new = not _keras_private.has_shape(self)  # some backends call it again for its value
     shape = _validate_shape(self, shape)
     ledger = _ledger.get()
     if ledger is not None and is_new:
@@ -124,7 +122,7 @@ def _watching() -> Iterator[None]:
     global _num_watching
     with _lock:
         _num_watching += 1
-        Variable._validate_shape = _watched_shape
+        _keras_private.set_shape_check(_watched_shape)
         keras.KerasTensor.__init__ = _watched_tensor
     try:
         yield
@@ -132,5 +130,5 @@ def _watching() -> Iterator[None]:
         with _lock:
             _num_watching -= 1
             if not _num_watching:
-                Variable._validate_shape = _validate_shape
+                _keras_private.set_shape_check(_validate_shape)
                 keras.KerasTensor.__init__ = _init_tensor

@@ -9,10 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# As Keras's own saving does; without it, objects that several parts share would be made twice.
-from keras.src.saving.serialization_lib import ObjectSharingScope
-
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze._version import __version__
 from keras_freeze.initializers import seeded
 from keras_freeze.model_state import (
@@ -117,7 +114,7 @@ def config_of(model: keras.Model) -> dict[str, Any]:
         raise ValueError("Argument `model` is not built: call it on a batch of data first.")
     check_assets(model)
     try:
-        with ObjectSharingScope(), warnings.catch_warnings():
+        with _keras_private.object_sharing_scope(), warnings.catch_warnings():
             warnings.filterwarnings("error", message="The object being serialized includes a `lam")
             config = keras.saving.serialize_keras_object(model)
     except UserWarning as error:
@@ -160,7 +157,7 @@ def build_model(
         elif set(described.get("compile_config") or {}) == _COMPILE_ARGUMENTS:
             # The optimizer is described as it was: no LossScaleOptimizer is to come around it.
             described["compile_config"]["auto_scale_loss"] = False
-        with ObjectSharingScope(), seeded.blank():
+        with _keras_private.object_sharing_scope(), seeded.blank():
             model = keras.saving.deserialize_keras_object(
                 described, custom_objects=dict(custom_objects or {}), safe_mode=True
             )
@@ -221,7 +218,7 @@ def versions() -> dict[str, str]:
 
 def finish_loading(model: keras.Model) -> None:
     """Lets layers take over what they derive from their variables, as Normalization does."""
-    for layer in model._flatten_layers():
+    for layer in _keras_private.all_layers(model):
         # Discretization has nothing to derive them from, and would forget what it has.
         if hasattr(layer, "finalize_state") and layer.variables:
             layer.finalize_state()

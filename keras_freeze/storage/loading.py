@@ -12,7 +12,7 @@ from keras_freeze import initializers
 from keras_freeze._utils.text import printable, printable_cause
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of, is_portable
 from keras_freeze.masks import frozen_variables
-from keras_freeze.masks.frozen_variables import Claim, constant
+from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.model_state import freeze_optimizer_of, optimizer_of
 from keras_freeze.optimizer.checkpoint import State
@@ -372,16 +372,18 @@ def _register_mask(model: keras.Model, header: Header, values: Values) -> None:
         return
     scale = header.decay_scale
     decay_scale = None if scale is None else keras.Variable(scale, dtype="float32", trainable=False)
-    masks = {entry.position: constant(entry.trained) for entry in values.mask.entries}
+    masks = {entry.position: constant_mask(entry.trained) for entry in values.mask.entries}
     found = [(v, r.entry) for v, r in zip(variables_of(model), header.records, strict=True)]
     for number in range(max(1, len(header.settings))):
-        claims = [
-            Claim(v, e.position, e.is_weight, masks[e.position], values.starts.get(e.position))
+        registered = [
+            VariableMask(
+                v, e.position, e.is_weight, masks[e.position], values.starts.get(e.position)
+            )
             for v, e in found
             if e is not None and e.settings == number
         ]
         settings = header.settings[number] if header.settings else None
-        frozen_variables.register(None, claims, settings, decay_scale)
+        frozen_variables.register(None, registered, settings, decay_scale)
 
 
 def check_rest(values: Values) -> None:

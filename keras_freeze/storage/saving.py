@@ -471,7 +471,7 @@ def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bo
 
 def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:
     slots = [Slot(path_of(v), tuple(v.shape), dtype_of(v)) for v in optimizer_variables(model)]
-    return OptimizerState(state.compact, state.found, tuple(slots)) if slots else None
+    return OptimizerState(state.compact, state.by_first_batch, tuple(slots)) if slots else None
 
 
 def _check_arguments(

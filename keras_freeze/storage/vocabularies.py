@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze import _keras_private
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import Vocabulary
 
@@ -30,7 +31,7 @@ def check_assets(model: keras.Model) -> None:
     Raises:
         ValueError: if there is one.
     """
-    for layer in model._flatten_layers():
+    for layer in _keras_private.all_layers(model):
         if hasattr(layer, "save_assets") and type(layer).save_assets not in _KNOWN_ASSETS:
             raise ValueError(
                 f"The layer {layer.name!r} ({type(layer).__name__}) keeps files beside its "
@@ -131,7 +132,7 @@ def _configs_in(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _lookups_in(model: keras.Model) -> Iterator[Any]:
-    return (layer for layer in model._flatten_layers() if isinstance(layer, _LOOKUPS))
+    return (layer for layer in _keras_private.all_layers(model) if isinstance(layer, _LOOKUPS))
 
 
 def _is_configured(layer: Any) -> bool:

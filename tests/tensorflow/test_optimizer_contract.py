@@ -26,7 +26,7 @@ from keras import layers as kl
 from keras import optimizers as ko
 
 import keras_freeze as kf
-from keras_freeze.optimizer.freeze_optimizer import COORDINATE_WISE
+from keras_freeze.optimizer.strategy import COORDINATE_WISE
 
 pytestmark = pytest.mark.cases(2)
 

@@ -31,7 +31,7 @@ from tensorflow.python.saved_model import loader_impl
 import keras_freeze as kf
 from keras_freeze import backend
 from keras_freeze.optimizer import compact_update
-from keras_freeze.optimizer.freeze_optimizer import COORDINATE_WISE
+from keras_freeze.optimizer.strategy import COORDINATE_WISE
 from keras_freeze.restricted import block
 from keras_freeze.restricted import layers as sparse_gradients
 from keras_freeze.restricted.cost_model import cheapest_block

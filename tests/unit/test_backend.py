@@ -8,7 +8,7 @@ import pytest
 import keras_freeze
 
 FOLDER = Path(keras_freeze.__file__).parent
-# What only `sparse_gradients` uses, and only where RESTRICTS_GRADIENTS says so.
+# What only `restricted` uses, and only where RESTRICTS_GRADIENTS says so.
 ONLY_TENSORFLOW = {
     "gradient_at_zero",
     "is_dense",
@@ -44,31 +44,24 @@ def test_every_backend_has_the_same_functions_with_the_same_arguments(name):
     assert functions(name) == expected
 
 
-def test_frameworks_are_imported_in_the_backends_and_for_data_sets_alone():
+def test_frameworks_are_imported_in_the_backends_alone():
     importing = set()
     for path in FOLDER.rglob("*.py"):
         for node in ast.walk(tree_of(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if {name.split(".")[0] for name in names} & {"jax", "tensorflow", "torch"}:
-                importing.add(path.relative_to(FOLDER).as_posix())
-    assert importing == {
-        "backend/jax.py",
-        "backend/tensorflow.py",
-        "backend/torch.py",
-        "datasets/augmentation.py",
-        "datasets/loading.py",
-        "datasets/sources.py",
-        "training.py",  # for type annotations
-    }
+                importing.add(path.relative_to(FOLDER))
+    folders = {path.parts[0] for path in importing}
+    assert folders == {"_keras_private.py", "backend", "paper"}  # `paper` for its data sets
 
 
 def test_what_tensorflow_alone_has_is_used_where_gradients_are_restricted_alone():
     users = {
-        path.name
-        for path in FOLDER.glob("*.py")
+        path.relative_to(FOLDER).parts[0]
+        for path in FOLDER.rglob("*.py")
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr in ONLY_TENSORFLOW
         if ast.unparse(node.value) == "backend"
     }
-    assert users == {"sparse_gradients.py"}
+    assert users == {"restricted"}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import keras
 from keras import layers
 
+from keras_freeze._keras_private import creating_layer
 from keras_freeze.paper.experiments.tables import NO, YES, table
 from keras_freeze.paper.models import MODELS
 from keras_freeze.parameters import BIAS, NORMALIZATION, WEIGHT, kind_of
@@ -282,7 +283,7 @@ def _caption(layer: keras.layers.Layer) -> str:
 
 
 def _sources(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    return [tensor._keras_history.operation for tensor in keras.tree.flatten(layer.input)]
+    return [creating_layer(tensor) for tensor in keras.tree.flatten(layer.input)]
 
 
 def _block_of(name: str) -> str | None:

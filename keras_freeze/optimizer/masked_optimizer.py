@@ -1,0 +1,333 @@
+"""The mask and the state of a FreezeOptimizer."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import _keras_private, backend
+from keras_freeze._utils.threads import exclusive
+from keras_freeze._utils.typing import Variable
+from keras_freeze.initializers.of_layers import starts_of
+from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.settings import Settings
+from keras_freeze.optimizer import persistence
+from keras_freeze.optimizer.checkpoint import State, relabel
+from keras_freeze.optimizer.compact_update import CompactUpdate
+from keras_freeze.optimizer.delegation import DelegatingOptimizer
+from keras_freeze.optimizer.dense_update import DenseUpdate
+from keras_freeze.optimizer.inner_optimizer import walk
+from keras_freeze.optimizer.phase import BuildPlan, Phase
+from keras_freeze.optimizer.strategy import suits_compact
+from keras_freeze.optimizer.trace_guard import TraceGuard
+from keras_freeze.optimizer.update import Update
+from keras_freeze.parameters import Parameter, classify
+from keras_freeze.starts import Start
+
+
+class MaskedOptimizer(DelegatingOptimizer):
+    """Base class of FreezeOptimizer: its phase, its mask, and its state as files contain it.
+
+    Attributes:
+        update: the update strategy that changes the variables; None before the build.
+        plan: what the next build starts from.
+        frozen_weights: "keep", "decay" or "zero".
+        exclude: the layers or paths that are always trained.
+    """
+
+    update: Update | None = None
+    plan = BuildPlan()
+    frozen_weights: str
+    exclude: tuple[str, ...]
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__(learning_rate=0.0, name=name)
+        self._traces = TraceGuard()
+        # In `__dict__`, where TensorFlow's checkpoints do not find it.
+        self.__dict__["_starts"] = {}
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that another FreezeOptimizer must have to inherit this one's mask."""
+        raise NotImplementedError
+
+    def rebuild(self, state: State | None, variables: Sequence[Variable]) -> None:
+        """Build this optimizer, again if necessary, for a state and variables."""
+        raise NotImplementedError
+
+    @property
+    def phase(self) -> Phase:
+        """The `Phase` of this optimizer: unbuilt, waiting, undecided, decided or superseded."""
+        if self.update is None:
+            return Phase.UNBUILT
+        return Phase.SUPERSEDED if frozen_variables.is_superseded(self) else self.update.phase
+
+    @property
+    def mask(self) -> FreezeMask | None:
+        """The `FreezeMask`, True where a weight is trained; None as long as it is not decided."""
+        if self.update is not None:
+            return self.update.mask
+        return None if self.plan.state is None else self.plan.state.mask
+
+    @property
+    def built_variables(self) -> list[Variable]:
+        """The variables that this optimizer was built with."""
+        return _keras_private.built_variables(self)
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """The variables that this optimizer was built with, classified."""
+        return [] if self.update is None else self.update.parameters
+
+    @property
+    def compact_update(self) -> CompactUpdate | None:
+        """The compact update; None without a mask, or with a dense update."""
+        if isinstance(self.update, CompactUpdate) and self.update.phase is Phase.DECIDED:
+            return self.update
+        return None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The state: the variables of the mask, then those of the inner optimizer."""
+        return [*self.mask_variables, *self.inner_optimizer.variables]
+
+    @property
+    def mask_variables(self) -> list[Any]:
+        """The variables that follow from `state`: those of the mask, and FreezeNet-WD's scalar."""
+        return [*self._traces.markers, *([] if self.update is None else self.update.variables)]
+
+    def suits_compact(self, mask: FreezeMask) -> bool:
+        """Return whether the inner optimizer can do with the trained weights of a mask alone."""
+        return suits_compact(self.inner_optimizer, mask)
+
+    def set_mask(
+        self,
+        mask: FreezeMask,
+        variables: Sequence[Variable],
+        starts: Mapping[int, Start] | None = None,
+    ) -> None:
+        """Set the mask and reset the inner optimizer, except its iterations and learning rate.
+
+        Call `keras_freeze.freeze` instead, which checks the mask and updates the model.
+
+        Args:
+            mask: which entries are trained; variables that it does not contain are trained whole.
+            variables: the variables that the mask's positions refer to.
+            starts: what the variables of the mask were drawn from, where that is known.
+        """
+        with exclusive(self):
+            self.rebuild(State(mask, compact=self.suits_compact(mask)), variables)
+            self.set_starts(starts or {})
+            if self.frozen_weights == "zero":
+                self.zero_frozen_weights()
+
+    def reset(self) -> None:
+        """Reset the inner optimizer, iterations included, and keep the mask."""
+        with exclusive(self):
+            mask = self.mask
+            if self.built:
+                state = None if mask is None else State(mask, compact=self.suits_compact(mask))
+                self.rebuild(state, self.built_variables)
+            for optimizer in walk(self.inner_optimizer):
+                _keras_private.iterations_variable(optimizer).assign(0)
+
+    def zero_frozen_weights(self) -> None:
+        """Set every frozen weight to zero.
+
+        Raises:
+            ValueError: if there is no mask yet.
+        """
+        mask = self.mask
+        if mask is None or not self.built:
+            raise ValueError("No weight is frozen yet: call `keras_freeze.freeze(model, x, y)`.")
+        variables = self.built_variables
+        for entry in mask.entries:
+            frozen_variables.zero_frozen_entries(variables[entry.position], entry.trained)
+        if isinstance(self.update, DenseUpdate):
+            self.update.copy_frozen_entries_to_averages()
+
+    def refuse_traced_functions(self) -> None:
+        """Let functions fail that were traced for the mask until now."""
+        self._traces.invalidate()
+
+    def _keep_current_masks(self) -> None:
+        """Keep what is registered of the variables as it is, before the mask changes in place."""
+        if self.update is not None:
+            variables = [mask.variable for mask in self.update.variable_masks]
+            frozen_variables.keep_current_masks(self, variables)
+
+    def _propagate_mask(self, before: FreezeMask | None) -> None:
+        """Tell the registry and restricted gradients about a mask that was set in place."""
+        self._register()
+        update = self.compact_update
+        if update is None:
+            return
+        update.update_blocks()
+        if update.has_dropped_blocks and update.mask != before:
+            update.has_dropped_blocks = False
+            self.refuse_traced_functions()
+
+    def check_counts(self) -> None:
+        """Check that this optimizer is not waiting for the state of a network of another shape.
+
+        Raises:
+            ValueError: if it was made from a configuration for other variables.
+        """
+        counts = self.plan.trained_counts
+        if counts is not None and self.built and not isinstance(self.update, CompactUpdate):
+            raise ValueError(
+                "This FreezeOptimizer was made from the configuration of another network, which "
+                f"counts trained entries of {len(counts)} variables. "
+                f"Received: {len(self.built_variables)} variables."
+            )
+
+    def _register(self) -> None:
+        """Register the masks of the variables."""
+        assert self.update is not None
+        masks = [
+            replace(mask, start=self.starts.get(mask.position))
+            for mask in self.update.variable_masks
+        ]
+        frozen_variables.register(self, masks, self.settings, self.update.decay_scale)
+
+    @property
+    def starts(self) -> Mapping[int, Start]:
+        """What variables of the mask were drawn from, by position, where that is known."""
+        starts: Mapping[int, Start] = self.__dict__["_starts"]
+        return starts
+
+    def set_starts(self, starts: Mapping[int, Start]) -> None:
+        """Set `starts`."""
+        self.__dict__["_starts"] = dict(starts)
+        if self.update is not None:
+            self._register()
+
+    def remember_starts(self, model: keras.Model) -> None:
+        """Set `starts` from the initializers of a model's layers."""
+        if self.mask is not None:
+            parameters = self.parameters or classify(model.trainable_variables, self.exclude)
+            self.set_starts(starts_of(model, [parameters[e.position] for e in self.mask.entries]))
+
+    @property
+    def state(self) -> State:
+        """The state besides the inner optimizer's: mask, update strategy, decay, starts."""
+        update = self.update
+        if update is None:
+            return replace(self.plan.state or State(None, compact=False), starts=self.starts)
+        scale = None if update.decay_scale is None else backend.to_numpy(update.decay_scale)
+        is_compact = isinstance(update, CompactUpdate)
+        by_first_batch = update.by_first_batch
+        return State(update.mask, is_compact, scale, by_first_batch, self.starts, self.settings)
+
+    def restore(self, state: State) -> None:
+        """Set the state; an optimizer that is not built yet is built with it.
+
+        Raises:
+            ValueError: if the state belongs to a network with other variables.
+        """
+        with exclusive(self):
+            update = self.update
+            if update is None:
+                self.plan = replace(self.plan, state=state)
+            elif self.must_rebuild(state):
+                self.rebuild(state, self.built_variables)
+            elif state.mask is not None:
+                before = update.mask
+                self._keep_current_masks()
+                update.replace_mask(relabel(state.mask, update.parameters))
+                update.by_first_batch = state.by_first_batch
+                self._propagate_mask(before)
+                if state.decay_scale is not None and update.decay_scale is not None:
+                    update.decay_scale.assign(state.decay_scale)
+            self.set_starts(state.starts)
+
+    def must_rebuild(self, state: State) -> bool:
+        """Return whether this optimizer is built with other variables than a state needs."""
+        update = self.update
+        if update is None:
+            return False
+        if state.mask is None:
+            return update.mask is not None
+        return not update.accepts(relabel(state.mask, update.parameters), state.compact)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set `variables`, those of the inner optimizer included.
+
+        Args:
+            weights: one array for each of `variables`.
+
+        Raises:
+            ValueError: if the optimizer is not built, or numbers or shapes differ.
+        """
+        variables = self.variables
+        if not self.built:
+            raise ValueError("`set_weights` needs an optimizer that is built.")
+        if len(weights) != len(variables):
+            raise ValueError(
+                f"Argument `weights` must have {len(variables)} arrays. Received: {len(weights)}."
+            )
+        # Markers hold no values, and have another shape for each mask.
+        settable = list(zip(variables, weights, strict=True))[len(self._traces.markers) :]
+        for variable, weight in settable:
+            if tuple(variable.shape) != tuple(np.shape(weight)):
+                raise ValueError(
+                    f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
+                    f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
+                )
+        before = self.mask
+        self._keep_current_masks()
+        for variable, weight in settable:
+            variable.assign(weight)
+        self._propagate_mask(before)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write the mask; Keras saves the inner optimizer beside it."""
+        persistence.save(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read the mask; an optimizer that is not built yet is built with it.
+
+        Raises:
+            ValueError: if the state belongs to a network with other variables, or to another inner
+                optimizer, or cannot be read.
+        """
+        persistence.load(self, store)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Let the inner optimizer set the final values of variables, such as moving averages.
+
+        Warns if training has not decided a mask.
+        """
+        super().finalize_variable_values(var_list)
+        if isinstance(self.update, DenseUpdate) and self.update.is_decided is False:
+            warnings.warn(
+                "No step has decided which weights are trained, and nothing was trained: no batch "
+                "had gradients that are finite. Look for NaN or infinite values in the data, the "
+                "loss and the weights.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # Hooks of TensorFlow, which saves the variables by itself, except those of the mask.
+
+    def _trackable_children(self, save_type: str = "checkpoint", **arguments: Any) -> Any:
+        children = super()._trackable_children(save_type, **arguments)
+        if save_type == "checkpoint":
+            return children
+        # A SavedModel needs all that its functions read.
+        compact = self.compact_update
+        blocks = [] if compact is None else compact.blocks.values()
+        vectors = [] if compact is None else compact.vectors
+        read = [v.value for v in (self._traces.variable, *self.mask_variables, *vectors)]
+        read += [variable for block in blocks for variable in block.variables]
+        return {**children, **{f"read_{number}": v for number, v in enumerate(read)}}
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return persistence.to_tensors(self)
+
+    def _restore_from_tensors(self, tensors: Mapping[str, Any]) -> None:
+        persistence.from_tensors(self, tensors)
