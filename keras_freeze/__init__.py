@@ -13,7 +13,7 @@ from keras_freeze._version import __version__
 
 
 def _is_command_line() -> bool:
-    """Whether Python was started as `python -m keras_freeze`.
+    """Return whether Python was started as `python -m keras_freeze`.
 
     Python looks for the module to run, and so imports this package, with "-m" as `sys.argv[0]`;
     what follows are the module's arguments, as at the end of `sys.orig_argv`. The name before them

@@ -24,7 +24,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def target_of(name: str) -> str | None:
-    """The full name of the module that an alias such as "keras_freeze.models" stands for."""
+    """Return the full name of the module that an alias such as "keras_freeze.models" stands for."""
     package, _, rest = name.partition(".")
     first, dot, deeper = rest.partition(".")
     if package != _PACKAGE or first not in ALIASES:
@@ -46,13 +46,19 @@ class _AliasImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         name = target_of(spec.name)
         assert name is not None
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        spec.loader_state = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module has run under its own name."""
+        """Give the module its own spec again; it has run under its own name."""
+        alias_spec = module.__spec__
+        assert alias_spec is not None
+        module.__spec__ = alias_spec.loader_state
 
 
 def install() -> None:
-    """Makes the aliases importable."""
+    """Make the aliases importable."""
     if not any(isinstance(finder, _AliasImporter) for finder in sys.meta_path):
-        sys.meta_path.append(_AliasImporter())
+        # First: others would look for modules in an alias's folder, and run them a second time.
+        sys.meta_path.insert(0, _AliasImporter())

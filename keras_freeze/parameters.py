@@ -1,8 +1,8 @@
-"""Which trainable variables are weights, biases or normalisation, and which of them may be frozen.
+"""Which trainable variables are weights, biases or normalization, and which may be frozen.
 
 FreezeNet freezes weights only: "we split the model's parameters into weights W and biases B, only
 freeze parts of the weights W and keep all biases trainable" (the paper's general setup). Batch
-normalisation stays trained too. An optimizer sees a plain list of variables and no layers, so the
+normalization stays trained too. An optimizer sees a plain list of variables and no layers, so the
 kind of a variable follows from its name alone, as Keras's layers give it. Its rank says nothing:
 the biases of `MultiHeadAttention` are matrices, the alphas of `PReLU` may be cubes.
 """
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+
+from keras_freeze._utils.validation import type_error, value_error
 
 WEIGHT = "weight"
 BIAS = "bias"
@@ -80,13 +82,13 @@ class Parameter:
 
     @property
     def may_be_weight(self) -> bool:
-        """Whether this may be a weight under a name of the user's own: a custom layer's `"w"`."""
+        """Whether this may be a weight under another name, such as a custom layer's `"w"`."""
         name = self.path.rsplit("/", 1)[-1]
         return self.kind == UNKNOWN and not self.excluded and name not in _NO_WEIGHTS
 
 
 def path_of(variable: Any) -> str:
-    """Gives a variable's path.
+    """Return a variable's path.
 
     Args:
         variable: A Keras variable, or a `tf.Variable`.
@@ -103,14 +105,11 @@ def path_of(variable: Any) -> str:
     name = getattr(variable, "name", None)
     if isinstance(name, str):
         return re.sub(r":\d+$", "", name)
-    raise TypeError(
-        "`variable` must be a Keras variable or a tf.Variable. "
-        f"Received: variable={variable!r} (of type {type(variable).__name__})"
-    )
+    raise type_error("variable", variable, "a Keras variable or a tf.Variable")
 
 
 def same_path(first: str, second: str) -> bool:
-    """Whether two paths agree but for the model's name and automatic numbers."""
+    """Return whether two paths agree, except for the model's name and automatic numbers."""
     a, b = (re.sub(r"_\d+(?=/|$)", "", path).split("/") for path in (first, second))
     shorter = min(len(a), len(b))
     if len(a) == len(b) and shorter > 2:
@@ -119,15 +118,15 @@ def same_path(first: str, second: str) -> bool:
 
 
 def kind_of(variable: Any) -> str:
-    """Tells what a trainable variable is, by the last component of its path.
+    """Return what a trainable variable is, by the last component of its path.
 
     Args:
         variable: A Keras variable, or a `tf.Variable`.
 
     Returns:
         `WEIGHT`, `BIAS`, `NORMALIZATION`, or `UNKNOWN` for a name that no Keras layer gives to
-        one of these (a custom layer's `"w"`, LoRA factors). Unknown variables are frozen by a
-        mask of the user's own only.
+        one of these (a custom layer's `"w"`, LoRA factors). Unknown variables are frozen
+        only by a mask that the user passes.
 
     Example:
         >>> layer = keras.layers.Dense(3)
@@ -139,7 +138,7 @@ def kind_of(variable: Any) -> str:
 
 
 def normalize_exclude(exclude: Any) -> tuple[str, ...]:
-    """Turns what a user may pass as `exclude` into names and paths that a config can hold.
+    """Convert what a user may pass as `exclude` into names and paths that a config can hold.
 
     Args:
         exclude: A layer's name, a path or part of one (`"fc2"`, `"fc2/kernel"`), a Keras layer,
@@ -157,28 +156,27 @@ def normalize_exclude(exclude: Any) -> tuple[str, ...]:
         >>> normalize_exclude([keras.layers.Dense(10, name="head"), "fc1/kernel"])
         ('head', 'fc1/kernel')
     """
+    accepted = "a layer's name, a path, a Keras layer, or an iterable of these"
     if isinstance(exclude, (str, keras.layers.Layer)):
         exclude = [exclude]
     if not isinstance(exclude, Iterable):
-        raise _exclude_type_error(exclude)
+        raise type_error("exclude", exclude, accepted)
     names: list[str] = []
     for entry in exclude:
         if isinstance(entry, keras.layers.Layer):
             names.extend(_names_of_layer(entry))
         elif isinstance(entry, str):
             if not all(entry.split("/")):
-                raise ValueError(
-                    "`exclude` must hold names or paths such as 'fc2' or 'fc2/kernel', with no "
-                    f"empty component. Received: exclude entry {entry!r}"
-                )
+                parts = "names or paths such as 'fc2' or 'fc2/kernel', without empty components"
+                raise value_error("exclude", entry, parts)
             names.append(entry)
         else:
-            raise _exclude_type_error(entry)
+            raise type_error("exclude", entry, accepted)
     return tuple(dict.fromkeys(names))
 
 
 def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
-    """Tells apart the weights, biases and normalisation parameters among trainable variables.
+    """Classify trainable variables as weights, biases, normalization or unknown.
 
     Args:
         variables: Trainable variables, in the order in which an optimizer is built with them.
@@ -215,7 +213,7 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
 
 
 def frozen_candidates(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """The parameters of which entries may be frozen.
+    """Return the parameters whose entries may be frozen.
 
     Raises:
         ValueError: If there are none.
@@ -230,7 +228,7 @@ def frozen_candidates(parameters: Sequence[Parameter]) -> list[Parameter]:
 
 
 def warn_of_unknown(parameters: Sequence[Parameter], stacklevel: int) -> None:
-    """Warns of arrays of unknown names, with more than 1 % of all parameters, that a rate misses.
+    """Warn of arrays of unknown names with more than 1 % of all parameters, which stay trained.
 
     Vectors say nothing: they may be biases or scales.
     """
@@ -245,25 +243,18 @@ def warn_of_unknown(parameters: Sequence[Parameter], stacklevel: int) -> None:
     if missed:
         warnings.warn(
             f"The variables {shorten(missed)} have names that no layer of Keras gives to weights, "
-            "so that all of them are trained and the freezing rate is one of the other weights. If "
-            'they are weights, name them "kernel" in `add_weight`, or give `freeze` a mask of your '
-            "own: `mask=` a mapping from paths or a function. If they are none, name them in the "
-            "optimizer's `exclude`.",
+            "so that all of them are trained and the freezing rate applies to the other weights. "
+            'If they are weights, name them "kernel" in `add_weight`, or pass `freeze` a `mask`: a '
+            "mapping from paths or a function. If they are not, name them in the optimizer's "
+            "`exclude`.",
             stacklevel=stacklevel + 1,
         )
 
 
 def shorten(names: Sequence[str], limit: int = 12) -> str:
-    """Lists names for an error message, the first `limit` of them only."""
+    """List names for an error message, only the first `limit` of them."""
     shown = ", ".join(repr(name) for name in names[:limit]) or "none"
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
-
-
-def _exclude_type_error(value: Any) -> TypeError:
-    return TypeError(
-        "`exclude` must be a layer's name, a path, a Keras layer, or an iterable of these. "
-        f"Received: exclude={value!r} (of type {type(value).__name__})"
-    )
 
 
 def _names_of_layer(layer: Any) -> list[str]:

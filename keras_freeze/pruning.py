@@ -1,4 +1,4 @@
-"""Whether a network's frozen weights can be pruned: what it is like with and without them."""
+"""Pruning the frozen weights of a network, and checking what that does to its metrics."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -15,19 +15,16 @@ from keras_freeze.gradients.loss import data_errors
 from keras_freeze.gradients.preserve import state_kept
 from keras_freeze.masks.frozen_variables import zero_frozen_entries
 from keras_freeze.model_state import (
+    ModelOptimizers,
     check_model,
     check_not_quantized,
-    freeze_optimizer_in,
-    freeze_optimizer_of,
     get_mask,
-    optimizers_in_force,
-    required_optimizer,
 )
 
 
 @dataclass(frozen=True)
 class PruningCheck:
-    """What pruning the frozen weights takes away, and what it does to the metrics.
+    """What pruning the frozen weights removes, and what it does to the metrics.
 
     Attributes:
         largest_frozen_weight: the largest magnitude of a frozen weight; 0.0 if none is frozen.
@@ -40,29 +37,29 @@ class PruningCheck:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """`after` minus `before` for each metric: how much of it is safe is for you to say."""
+        """`after` minus `before` for each metric; what is acceptable depends on the task."""
         return {name: self.after[name] - value for name, value in self.before.items()}
 
 
 def check_pruning(
     model: keras.Model, x: Any, y: Any = None, *, batch_size: int | None = None
 ) -> PruningCheck:
-    """Compares a frozen network with itself pruned, to tell whether `prune` is safe.
+    """Compare a frozen network with its pruned version, to tell whether `prune` is safe.
 
     FreezeNet-WD shrinks the frozen weights in every step, so that after enough of them they can be
-    set to zero (section 4.2). This is only a look: the model is left as it was, bit for bit, its
-    optimizer and metrics included. `keras_freeze.prune` then does it.
+    set to zero (section 4.2). The model is left as it was, bit for bit, its optimizer
+    and metrics included: `keras_freeze.prune` prunes it.
 
     Args:
         model: a compiled model that is frozen, with any `frozen_weights`.
-        x, y, batch_size: data, as `model.evaluate` takes them; they are gone through twice.
+        x, y, batch_size: data, as `model.evaluate` takes them; they are read twice.
 
     Returns:
         The check.
 
     Raises:
-        ValueError: if the model is not frozen, as `prune`; for data that are empty or do not suit
-            the model; or if `x` can be gone through only once.
+        ValueError: if the model is not frozen, as `prune`; for data that are empty or do not fit
+            the model; or if `x` can be read only once.
         TypeError: if `model` is not a `keras.Model`.
 
     Example:
@@ -76,7 +73,7 @@ def check_pruning(
     check_model(model)
     if isinstance(x, Iterator):
         raise ValueError(
-            "Argument `x` must be arrays, a dataset, or something else that can be gone through "
+            "Argument `x` must be arrays, a dataset, or something else that can be read "
             f"twice. Received: an iterator, x={x!r}"
         )
     Passes(x, y, None, None, batch_size)  # refuses data that are empty or do not fit together
@@ -92,7 +89,7 @@ def check_pruning(
 
 
 def _largest_pruned(before: np.ndarray, variable: Any) -> float:
-    """The largest magnitude among the entries of a variable that have become zero."""
+    """Return the largest magnitude among the entries of a variable that have become zero."""
     has_become_zero = (backend.to_numpy(variable) == 0) & (before != 0)
     return float(np.abs(before[has_become_zero]).max(initial=0))
 
@@ -104,8 +101,8 @@ def _evaluate(model: keras.Model, x: Any, y: Any, batch_size: int | None) -> dic
 
 @contextlib.contextmanager
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
-    """Puts weights, optimizer, metrics and random states back to what they were."""
-    freeze_optimizer = freeze_optimizer_of(model)
+    """Restore weights, optimizer, metrics and random states."""
+    freeze_optimizer = ModelOptimizers(model).single
     variables = [*model.variables]
     if freeze_optimizer is not None:
         variables += freeze_optimizer.variables
@@ -120,7 +117,7 @@ def _left_as_it_was(model: keras.Model) -> Iterator[None]:
 
 
 def prune(model: keras.Model) -> None:
-    """Sets the frozen weights of a model to zero; they stay frozen.
+    """Set the frozen weights of a model to zero; they stay frozen.
 
     Raises:
         ValueError: if the model is not frozen.
@@ -130,11 +127,11 @@ def prune(model: keras.Model) -> None:
     check_not_trained_elsewhere(model)
     mask = get_mask(model)
     if mask is None:
-        freeze_optimizer_in(required_optimizer(model)).zero_frozen_weights()  # says why not
+        ModelOptimizers(model).required().zero_frozen_weights()  # says why not
         return
     check_not_quantized(model)
     done = set()
-    for optimizer in optimizers_in_force(model):
+    for optimizer in ModelOptimizers(model).in_force:
         if optimizer.mask is not None:
             optimizer.zero_frozen_weights()
             done |= {id(variable) for variable in optimizer.built_variables}

@@ -1,4 +1,4 @@
-"""What is trained and what it costs: counts, freezing rates and sizes as the paper has them."""
+"""Reports of what is trained: counts, freezing rates and sizes as in the paper."""
 
 import math
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from keras_freeze._utils.validation import check_int
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate, num_trained_weights
 from keras_freeze.model_state import (
+    ModelOptimizers,
     check_model,
     check_not_quantized,
     get_mask,
     is_built,
-    optimizer_of,
 )
 from keras_freeze.parameters import UNKNOWN, Parameter, classify
 
@@ -79,12 +79,12 @@ class Report:
 
     @property
     def num_other(self) -> int:
-        """All other trainable parameters: biases, normalisation, unknown and excluded ones."""
+        """All other trainable parameters: biases, normalization, unknown and excluded ones."""
         return sum(row.size for row in self.rows if not row.is_weight)
 
     @property
     def num_other_trained(self) -> int:
-        """|B|: how many of these are trained. All, unless one's own mask says otherwise."""
+        """|B|: how many of these are trained. All, unless the user's mask says otherwise."""
         return sum(row.num_trained for row in self.rows if not row.is_weight)
 
     @property
@@ -134,13 +134,13 @@ class Report:
 
     @property
     def unknown_paths(self) -> tuple[str, ...]:
-        """Parameters of unknown names that are trained whole: only one's own mask freezes them."""
+        """Parameters of unknown names that are trained: only a mask from the user freezes them."""
         return tuple(
             row.path for row in self.rows if row.kind == UNKNOWN and row.num_trained == row.size
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Gives everything in the report as numbers, strings, lists and dicts."""
+        """Return the report as numbers, strings, lists and dicts."""
         return {
             "rows": [{**asdict(row), "shape": list(row.shape)} for row in self.rows],
             "has_mask": self.has_mask,
@@ -201,7 +201,7 @@ class Report:
 
 
 def report(model: Any) -> Report:
-    """Counts what is trained in a model and what storing it takes.
+    """Count what is trained in a model and what storing it takes.
 
     Sizes are the paper's network sizes (table 2): trained parameters as float32, in KiB, without
     the mask. `paper_sizes` explains where the paper counts a little differently.
@@ -214,7 +214,7 @@ def report(model: Any) -> Report:
         The `Report`.
 
     Raises:
-        TypeError: If `model` is no Keras model.
+        TypeError: If `model` is not a Keras model.
         ValueError: If the model is not built, or the mask is not about its variables.
 
     Example:
@@ -229,7 +229,7 @@ def report(model: Any) -> Report:
             f"Received: model={model!r}"
         )
     mask = get_mask(model)
-    optimizer = optimizer_of(model)
+    optimizer = ModelOptimizers(model).outer
     state = [] if optimizer is None else optimizer.variables
     check_not_quantized(model)
     if mask is None:
@@ -247,7 +247,7 @@ def report(model: Any) -> Report:
 
 @dataclass(frozen=True)
 class PaperSize:
-    """One row of the paper's table 2, exactly and the paper's way.
+    """One row of the paper's table 2, exactly and as printed there.
 
     Attributes:
         freeze_rate: The freezing rate q asked for.
@@ -292,7 +292,7 @@ def paper_sizes(
         One `PaperSize` for each rate.
 
     Raises:
-        TypeError: If a rate or a count is no number.
+        TypeError: If a rate or a count is not a number.
         ValueError: If a rate is outside [0, 1] or a count negative.
 
     Example:
@@ -354,7 +354,7 @@ def _dense_row(parameter: Parameter) -> Row:
 
 def _masked_row(parameter: Parameter, mask: FreezeMask) -> Row:
     entry = mask.find(parameter.variable)
-    if entry is None:  # outside the mask, so trained whole: a bias, say
+    if entry is None:  # outside the mask, so all of it is trained: a bias, for example
         return _row(parameter, _size(parameter.variable), is_weight=False)
     return _row(parameter, int(np.count_nonzero(entry.trained)), entry.is_weight)
 

@@ -1,4 +1,4 @@
-"""What the values of a variable were drawn from, as files and checkpoints say it."""
+"""What the values of a variable were drawn from, as files and checkpoints describe it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Source:
     pattern: int = 0
 
     def to_json(self) -> list[Any]:
-        """The source as a list that begins with its kind."""
+        """Return the source as a list that begins with its kind."""
         parameters = [dict(self.parameters)] if self.parameters else []
         described: dict[str, list[Any]] = {
             CONSTANT: [self.pattern],
@@ -43,7 +43,7 @@ class Source:
 
     @classmethod
     def from_json(cls, value: Any) -> "Source":
-        """The source that `to_json` described.
+        """Return the source that `to_json` described.
 
         Raises:
             ValueError: for anything else.
@@ -79,12 +79,12 @@ class Start:
     drawn_with: str = ""
 
     def to_json(self) -> list[Any]:
-        """The start as a list."""
+        """Return the start as a list."""
         return [self.source.to_json(), self.checksum, self.drawn_with]
 
     @classmethod
     def from_json(cls, value: Any) -> "Start":
-        """The start that `to_json` described.
+        """Return the start that `to_json` described.
 
         Raises:
             ValueError: for anything else.

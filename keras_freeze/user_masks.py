@@ -1,49 +1,41 @@
-"""Masks of the user's own: a FreezeMask, a mapping from paths to arrays, or a function."""
+"""Masks that the user passes to `freeze`: a FreezeMask, a mapping or a function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_freeze import backend
+from keras_freeze._utils.validation import type_error
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
-from keras_freeze.parameters import WEIGHT, Parameter, shorten
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
 
 MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
 
 
 def mask_from(mask: Any, parameters: list[Parameter]) -> FreezeMask:
-    """A FreezeMask over all weights, and what else was named, from a mask of the user's own."""
-    if isinstance(mask, FreezeMask):
-        chosen = {entry.position: (entry.path, entry.trained) for entry in mask.entries}
-    elif isinstance(mask, Mapping):
-        if not mask:
-            raise ValueError(
-                "Argument `mask` must name the variables that are trained in part. Received: an "
-                "empty mapping; to train everything, use freeze_rate=0."
-            )
-        chosen = {_position_of(path, parameters): (path, array) for path, array in mask.items()}
-        if len(chosen) < len(mask):
-            raise ValueError(
-                "Argument `mask` names a variable twice. "
-                f"Received: mask with the paths {shorten([str(path) for path in mask])}"
-            )
-    elif callable(mask):
-        chosen = _from_function(mask, parameters)
-    else:
-        raise TypeError(
-            "Argument `mask` must be a FreezeMask, a mapping from paths to boolean arrays, or a "
-            f"function of a variable. Received: mask={mask!r} of type {type(mask)}"
-        )
+    """Return a FreezeMask over all weights, and over what else a mask names.
+
+    Args:
+        mask: a FreezeMask, a mapping from paths to boolean arrays, or a function of a variable.
+        parameters: all trainable variables, classified.
+
+    Raises:
+        TypeError: for any other mask.
+        ValueError: for wrong paths, shapes or dtypes.
+    """
+    chosen = _arrays_by_position(mask, parameters)
     entries = []
     for p in parameters:
-        shape = tuple(p.variable.shape)
         if p.position in chosen:
             array = _check_array(*chosen.pop(p.position), p)
             entries.append(MaskEntry(p.position, p.path, array, p.is_frozen_candidate))
         elif p.is_frozen_candidate:
-            entries.append(MaskEntry(p.position, p.path, np.ones(shape, bool)))
+            array = np.ones(tuple(p.variable.shape), bool)
+            entries.append(MaskEntry(p.position, p.path, array))
     if chosen:
         raise ValueError(
             "Argument `mask` covers variables that this model does not have: "
@@ -53,10 +45,79 @@ def mask_from(mask: Any, parameters: list[Parameter]) -> FreezeMask:
     return FreezeMask(entries, [parameters[e.position].variable for e in entries])
 
 
+def parts_for(
+    mask: FreezeMask, model: keras.Model, optimizers: Sequence[FreezeOptimizer]
+) -> list[FreezeMask]:
+    """Split the mask of a model with several FreezeOptimizers: one part for each.
+
+    Args:
+        mask: a mask of the model's trainable variables.
+        model: the model.
+        optimizers: its FreezeOptimizers, all built.
+
+    Raises:
+        ValueError: if the mask freezes something that none of them trains.
+    """
+    trained = {id(v) for optimizer in optimizers for v in optimizer.built_variables}
+    not_covered = [
+        entry.path
+        for entry in mask.entries
+        if not entry.trained.all() and id(model.trainable_variables[entry.position]) not in trained
+    ]
+    if not_covered:
+        raise ValueError(
+            f"Argument `mask` freezes entries of {shorten(not_covered)}, which no FreezeOptimizer "
+            "of the model trains: another optimizer would go on to change them. Leave them out of "
+            "the mask, or train them with a FreezeOptimizer."
+        )
+    return [_part_for(mask, optimizer) for optimizer in optimizers]
+
+
+def _part_for(mask: FreezeMask, optimizer: FreezeOptimizer) -> FreezeMask:
+    """Return the entries of a mask about an optimizer's variables, with their positions there."""
+    variables = list(optimizer.built_variables)
+    entries = []
+    for position, variable in enumerate(variables):
+        entry = mask.find(variable)
+        if entry is not None:
+            entries.append(replace(entry, position=position))
+    part = FreezeMask(entries, [variables[entry.position] for entry in entries])
+    return mask_from(part, classify(variables, optimizer.exclude))
+
+
+def _arrays_by_position(mask: Any, parameters: list[Parameter]) -> dict[int, tuple[str, Any]]:
+    """Return the arrays of a mask with their paths, by the positions of their variables."""
+    if isinstance(mask, FreezeMask):
+        return {entry.position: (entry.path, entry.trained) for entry in mask.entries}
+    if isinstance(mask, Mapping):
+        return _from_mapping(mask, parameters)
+    if callable(mask) and not isinstance(mask, type):
+        return _from_function(mask, parameters)
+    accepted = "a FreezeMask, a mapping from paths to boolean arrays, or a function of a variable"
+    raise type_error("mask", mask, accepted)
+
+
+def _from_mapping(
+    mask: Mapping[str, Any], parameters: list[Parameter]
+) -> dict[int, tuple[str, Any]]:
+    if not mask:
+        raise ValueError(
+            "Argument `mask` must name the variables that are trained in part. Received: an empty "
+            "mapping; to train everything, use freeze_rate=0."
+        )
+    chosen = {_position_of(path, parameters): (path, array) for path, array in mask.items()}
+    if len(chosen) < len(mask):
+        raise ValueError(
+            "Argument `mask` names a variable twice. "
+            f"Received: mask with the paths {shorten([str(path) for path in mask])}"
+        )
+    return chosen
+
+
 def _from_function(
     mask: Callable[[Any], Any], parameters: list[Parameter]
 ) -> dict[int, tuple[str, Any]]:
-    """What a function says of weights, and of parameters that may be weights of other names."""
+    """Call a function with each weight, and each parameter that may be a weight of another name."""
     chosen = {}
     for p in parameters:
         array = mask(p.variable) if p.is_frozen_candidate or p.may_be_weight else None
@@ -69,6 +130,7 @@ def _from_function(
 
 
 def _position_of(path: Any, parameters: list[Parameter]) -> int:
+    """Return the position of the one variable that a path, or the end of a path, names."""
     found = [p.position for p in parameters if p.path == path]
     if not found and isinstance(path, str):
         found = [p.position for p in parameters if p.path.endswith("/" + path)]
@@ -78,15 +140,19 @@ def _position_of(path: Any, parameters: list[Parameter]) -> int:
     if len(found) != 1:
         problem = "names several variables" if found else "names no trainable variable"
         raise ValueError(
-            f"Argument `mask`: the path {path!r} {problem}. The trainable variables are "
-            f"{shorten([p.path for p in parameters], limit=40)}. Use a function of a variable "
-            "where paths are ambiguous."
+            f"Argument `mask` must name variables by paths: {path!r} {problem}. The trainable "
+            f"variables are {shorten([p.path for p in parameters], limit=40)}. Use a function of a "
+            "variable where paths are ambiguous."
         )
     return found[0]
 
 
 def _check_array(path: str, array: Any, parameter: Parameter) -> np.ndarray:
-    array = backend.to_numpy(array) if keras.ops.is_tensor(array) else np.asarray(array)
+    """Return the mask of one variable as a NumPy array."""
+    try:
+        array = backend.to_numpy(array) if keras.ops.is_tensor(array) else np.asarray(array)
+    except ValueError:  # of nested lists of different lengths
+        array = np.array(None)
     if array.dtype != bool:
         raise ValueError(
             f"Argument `mask`: the array for {path!r} must be boolean, True where an entry is "

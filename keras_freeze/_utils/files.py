@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all."""
+"""Atomic writes: files that are replaced completely or not at all."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ _A_DAY = 86_400.0  # seconds
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path`, of the same ending, that takes its place when the block ends.
+    """Yield a path beside `path`, of the same suffix, that replaces it when the block ends.
 
     What was at `path` stays there if the block raises or the process dies in it. A file that is
     replaced keeps its permissions, and its owner and group where that is permitted; of a symbolic
@@ -52,7 +52,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """Refuses a path at which no file can be written or replaced as a whole.
+    """Check that a file can be written or replaced at a path.
 
     Raises:
         FileNotFoundError: if its folder does not exist.
@@ -79,12 +79,12 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
 
 
 def is_same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths lead to one file that exists, by whatever links."""
+    """Return whether two paths lead to one existing file, by whatever links."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 
 def _create(temporary: Path, replaced: os.stat_result | None, path: str | os.PathLike[str]) -> None:
-    """An empty file that nobody may read who may not read the one it is to replace."""
+    """Create an empty file that nobody may read who may not read the one that it replaces."""
     mode = 0o666 if replaced is None else stat.S_IMODE(replaced.st_mode) & 0o700 | 0o600
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
@@ -93,7 +93,7 @@ def _create(temporary: Path, replaced: os.stat_result | None, path: str | os.Pat
 
 
 def _take_over(target: Path, temporary: Path, replaced: os.stat_result) -> None:
-    """Gives a file owner, group and permissions of the one that it is to replace."""
+    """Give a file the owner, group and permissions of the one that it replaces."""
     if os.name != "posix":
         temporary.chmod(stat.S_IMODE(replaced.st_mode))
         return
@@ -127,8 +127,8 @@ def _write_to_disk(path: Path, flags: int) -> None:
 
 def _temporary_beside(target: Path) -> Path:
     start = f"{_start_of_temporaries(target)}{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}."
-    room = _longest_name(target.parent) - len(start)
-    end = os.fsencode(target.name)[-room:].decode(errors="ignore")
+    most = _longest_name(target.parent) - len(start)
+    end = os.fsencode(target.name)[-most:].decode(errors="ignore")
     return target.with_name(start + end)
 
 
@@ -144,7 +144,7 @@ def _longest_name(folder: Path) -> int:
 
 
 def _machine() -> str:
-    """Where numbers of processes mean the same: a start of a machine, or a container on it."""
+    """Return what identifies a running machine or container, in which process ids are unique."""
     known = [os.uname().nodename] if hasattr(os, "uname") else []
     with contextlib.suppress(OSError):  # only Linux has these
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text())

@@ -4,7 +4,7 @@ _MOST_CHAINED = 20_000  # characters of an error that is shown beside another on
 
 
 def printable(text: str, longest: int) -> str:
-    """Text with escapes, as `repr` writes them, for all that does more than show a character.
+    """Escape, as `repr` does, all that does more than show a character.
 
     Those are control characters (a terminal takes them as commands), line ends, characters that
     turn the direction of writing or are not seen, and halves of surrogate pairs, which cannot be
@@ -17,8 +17,10 @@ def printable(text: str, longest: int) -> str:
 
 
 def printable_cause(error: BaseException) -> BaseException | None:
-    """An error to show as the cause of another one; None if its text or that of its causes is not
-    printable, or is very long."""
+    """Return an error to show as the cause of another one.
+
+    None if its text or that of its causes is not printable, or is very long.
+    """
     cause: BaseException | None = error
     while cause is not None:
         lines = [*str(cause).split("\n"), *getattr(cause, "__notes__", ())]

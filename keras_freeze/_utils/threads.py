@@ -1,4 +1,4 @@
-"""What keeps a mask from being replaced in the midst of training in another thread."""
+"""Protection of a mask against being replaced while another thread trains."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ _locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDiction
 
 
 def exclusive(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
-    """A scope in which no other thread steps with an optimizer or replaces its mask.
+    """Return a scope in which no other thread steps with an optimizer or replaces its mask.
 
     The replicas of `tf.distribute`, which step together in threads of their own, do not wait.
     """
@@ -27,7 +27,7 @@ def exclusive(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def check_not_trained_elsewhere(model: keras.Model) -> None:
-    """Refuses to change a model while another thread trains it, whose step would be torn apart.
+    """Check that no other thread trains a model that is about to be changed.
 
     Raises:
         RuntimeError: if `fit` or `train_on_batch` runs in another thread, for this model or for

@@ -1,4 +1,4 @@
-"""Whether frozen weights are still what they were."""
+"""Drift: whether frozen weights still have the values that they had."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -44,7 +44,9 @@ class FrozenWeights:
         self._steps_before = self._num_steps()
 
     def drift(self) -> Drift | None:
-        """Compares; None without a mask. What a new mask freezes is remembered from now on."""
+        """Return which frozen weights have changed; None without a mask.
+
+        What a new mask freezes is compared from now on."""
         state = self._optimizer.state
         if state.mask is None:
             return None
@@ -93,7 +95,7 @@ class FrozenWeights:
         return counts, float(np.concatenate(deviations).max(initial=0.0))
 
     def _remember(self, new: list[np.ndarray]) -> None:
-        """Takes the present values of what has just been frozen as what it has to stay."""
+        """Remember the present values of what has just been frozen."""
         treatment = self._optimizer.frozen_weights
         if treatment == "zero" or not any(part.any() for part in new):
             return
@@ -108,24 +110,24 @@ class FrozenWeights:
 
 
 def _frozen_in(mask: FreezeMask, variable: Any) -> np.ndarray:
-    entry = mask.find(variable)  # None outside the mask, which is trained whole: a bias, say
+    entry = mask.find(variable)  # None outside the mask, where all is trained: a bias, for example
     return np.zeros(tuple(variable.shape), bool) if entry is None else ~entry.trained
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """Bit patterns, which tell -0.0 from 0.0 and find a NaN equal to itself."""
+    """Return bit patterns, which distinguish -0.0 from 0.0 and in which a NaN equals itself."""
     return array.view(f"u{array.itemsize}")
 
 
 def _common_factor(starts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> float:
-    """The median of values / starts, which a few weights that have moved do not change."""
+    """Return the median of values / starts, which a few changed weights do not affect."""
     start, value = (np.concatenate(arrays).astype("float64") for arrays in (starts, values))
     ratios = value[start != 0] / start[start != 0]
     return float(np.median(ratios)) if ratios.size else 1.0
 
 
 def _deviations(start: np.ndarray, value: np.ndarray, factor: float) -> np.ndarray:
-    """How far values are from factor * start, relative to that."""
+    """Return how far values are from factor * start, relative to that."""
     limits = _limits(start)
     # Below this, numbers have fewer bits, or are taken for zero.
     smallest = float(limits.tiny) / float(limits.eps)
@@ -139,7 +141,7 @@ def _limits(array: np.ndarray) -> Any:
 
 
 def numbered(paths: Sequence[str]) -> list[str]:
-    """The paths, with a number where several variables have the same."""
+    """Return the paths, with a number where several variables have the same."""
     seen: Counter[str] = Counter()
     labels = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Keras callbacks that watch a network while `fit` trains it."""
+"""The callback that writes the curves of a frozen training to TensorBoard."""
 
 import os
 import time
@@ -8,10 +8,11 @@ from typing import Any
 
 import keras
 
+from keras_freeze._utils.validation import type_error
 from keras_freeze.callbacks.drift import FrozenWeights, numbered
 from keras_freeze.callbacks.gradient_flow_history import _passes
 from keras_freeze.gradients.flow import FlowMeter
-from keras_freeze.model_state import freeze_optimizer_of
+from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.parameters import shorten
 from keras_freeze.reporting import report
 
@@ -19,7 +20,7 @@ from keras_freeze.reporting import report
 class FreezeBoard(keras.callbacks.Callback):
     """Writes to TensorBoard, after each epoch, what a frozen training should be watched for.
 
-    The curves are in a folder "freeze" of their own in `log_dir`, beside those of Keras's
+    The curves are in the folder "freeze" in `log_dir`, beside those of Keras's
     `TensorBoard` callback and over the same epochs:
 
     * "freeze_rate" and "real_freeze_rate", the rates q and q_beta of `report`;
@@ -54,7 +55,8 @@ class FreezeBoard(keras.callbacks.Callback):
 
     Raises:
         ImportError: without the package `tensorboard`.
-        TypeError, ValueError: for a `log_dir` that is no path; for data as `GradientFlowHistory`.
+        TypeError, ValueError: for a `log_dir` that is not a path; for data as in
+            `GradientFlowHistory`.
 
     Example:
 
@@ -76,9 +78,7 @@ class FreezeBoard(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not isinstance(log_dir, (str, os.PathLike)):
-            raise TypeError(
-                f"Argument `log_dir` must be the path of a folder. Received: log_dir={log_dir!r}"
-            )
+            raise type_error("log_dir", log_dir, "the path of a folder")
         _import_tensorboard()  # better now than when training begins
         self._folder = os.path.join(log_dir, "freeze")
         data = (x, y, sample_weight, steps, batch_size)
@@ -95,7 +95,7 @@ class FreezeBoard(keras.callbacks.Callback):
         self._has_warned = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        optimizer = freeze_optimizer_of(self.model)
+        optimizer = ModelOptimizers(self.model).single
         # Not in on_train_begin, where weights may still be restored.
         if self._frozen is None and optimizer is not None:
             self._frozen = FrozenWeights(optimizer, self.model.trainable_variables)
@@ -110,10 +110,10 @@ class FreezeBoard(keras.callbacks.Callback):
         self._frozen = None
 
     def _rates(self) -> dict[str, float]:
-        found = report(self.model)
-        rates = {"freeze_rate": found.freeze_rate, "real_freeze_rate": found.real_freeze_rate}
-        labels = numbered([row.path for row in found.rows])
-        for label, row in zip(labels, found.rows, strict=True):
+        counts = report(self.model)
+        rates = {"freeze_rate": counts.freeze_rate, "real_freeze_rate": counts.real_freeze_rate}
+        labels = numbered([row.path for row in counts.rows])
+        for label, row in zip(labels, counts.rows, strict=True):
             if row.size and (row.is_weight or row.num_trained < row.size):
                 rates[f"trained_share/{label}"] = row.num_trained / row.size
         return rates
@@ -140,7 +140,7 @@ class FreezeBoard(keras.callbacks.Callback):
         if drifted and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                "Frozen weights are not what they were when training began. This many differ: "
+                "Frozen weights have changed since training began. This many differ: "
                 f"{shorten(drifted)}. Look for what else writes to these variables: a callback, a "
                 "layer, or a call to `prune`, `reinitialize` or `load_weights`.",
                 stacklevel=2,
@@ -160,7 +160,7 @@ class _EventFile:
         self._writer = writer(folder)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds scalars of one step, and lets readers see them at once."""
+        """Add scalars of one step, and flush them."""
         values = [
             self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()
         ]
@@ -173,7 +173,7 @@ class _EventFile:
 
 
 def _import_tensorboard() -> tuple[Any, Any, Any]:
-    """The classes Event, Summary and EventFileWriter."""
+    """Return the classes Event, Summary and EventFileWriter."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary

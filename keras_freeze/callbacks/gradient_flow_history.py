@@ -20,8 +20,8 @@ class GradientFlowHistory(keras.callbacks.Callback):
     last bit; it takes the time of one more forward and backward pass for each batch of the data.
 
     Args:
-        x, y, sample_weight: training data, as in `gradient_flow`. A dataset is read anew for each
-            record, so give the callback one of its own: reading a shuffled `tf.data.Dataset` moves
+        x, y, sample_weight: training data, as in `gradient_flow`. A dataset is read again for each
+            record, so give the callback a separate one: reading a shuffled `tf.data.Dataset` moves
             its order on, also for `fit`.
         steps: how many batches to use, the first ones. None: all.
         batch_size: of arrays. None: 32, as in `fit`.
@@ -81,7 +81,7 @@ def _empty_history() -> dict[str, list[Any]]:
 
 
 def _passes(x: Any, *others: Any) -> Passes:
-    """Data for one pass after each epoch."""
+    """Return data for one pass after each epoch."""
     if isinstance(x, Iterator):
         raise TypeError(
             "Argument `x` must be arrays or a dataset that can be read again and again. "

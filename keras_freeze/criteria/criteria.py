@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
+from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.criteria.grasp import GRASP, GraSP, as_grasp
 
 RANDOM = "random"
@@ -17,17 +18,17 @@ Criterion = Callable[[Any, Any], Any] | GraSP
 
 
 def snip(weights: Any, gradients: Any) -> Any:
-    """SNIP's and FreezeNet's saliency |dL/dw * w| (equation 1)."""
+    """Compute the saliency |dL/dw * w| of SNIP and FreezeNet (equation 1)."""
     return ops.abs(ops.multiply(gradients, weights))
 
 
 def magnitude(weights: Any, gradients: Any) -> Any:
-    """|w|: the weights that are largest at the start."""
+    """Compute |w|: the largest initial weights are trained."""
     return ops.abs(weights)
 
 
 def random_scores(shape: tuple[int, ...], seed: int, position: int) -> np.ndarray:
-    """Uniform scores in [0, 1) for the weight at `position`, which depend on nothing else.
+    """Draw uniform scores in [0, 1) that depend on shape, seed and position alone.
 
     24 random bits each, from Philox's raw words, so that float32 holds them exactly.
     """
@@ -39,7 +40,7 @@ CRITERIA: dict[str, Callable[[Any, Any], Any]] = {"snip": snip, "magnitude": mag
 
 
 def check_criterion(criterion: str | Criterion) -> str | Criterion:
-    """`criterion` itself if it can be used.
+    """Check a criterion and return it.
 
     Args:
         criterion: "snip", "grasp", "magnitude", "random", a `GraSP`, or a function of the weights
@@ -57,19 +58,14 @@ def check_criterion(criterion: str | Criterion) -> str | Criterion:
     )
     if isinstance(criterion, str):
         if criterion not in names:
-            raise ValueError(
-                f"Argument `criterion` must be {accepted}. Received: criterion={criterion!r}"
-            )
+            raise value_error("criterion", criterion, accepted)
     elif isinstance(criterion, type) or not (isinstance(criterion, GraSP) or callable(criterion)):
-        raise TypeError(
-            f"Argument `criterion` must be {accepted}. "
-            f"Received: criterion={criterion!r} of type {type(criterion)}"
-        )
+        raise type_error("criterion", criterion, accepted)
     return criterion
 
 
 def in_words(criterion: str | Criterion) -> str:
-    """A criterion's name, with its settings; of a function where it is defined."""
+    """Return a criterion's name with its settings; for a function its module and name."""
     if isinstance(criterion, str) and criterion != GRASP:
         return criterion
     grasp = as_grasp(criterion)
@@ -80,7 +76,7 @@ def in_words(criterion: str | Criterion) -> str:
 
 
 def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -> Any:
-    """The scores of one variable's weights by "snip", "magnitude" or a function, in float32.
+    """Compute the scores of a variable by "snip", "magnitude" or a function, in float32.
 
     Args:
         weights, gradients: tensors of one shape and any float dtype; `gradients` may be None where
@@ -88,7 +84,7 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
         path: names the variable in errors.
 
     Raises:
-        ValueError: where a criterion of the user's own returns another shape.
+        ValueError: if a custom criterion returns another shape.
     """
     function = CRITERIA[criterion] if isinstance(criterion, str) else criterion
     assert not isinstance(function, GraSP)
@@ -107,16 +103,16 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
 
 
 def warn_of_zero_scores(stacklevel: int = 2) -> None:
-    """Warns that no score tells one weight from another."""
+    """Warn that all scores are zero."""
     warnings.warn(
-        "All scores are zero, so that the mask goes by position alone: look at the data, the "
+        "All scores are zero, so that the mask depends on position alone: look at the data, the "
         "sample weights and the weights themselves.",
         stacklevel=stacklevel + 1,
     )
 
 
 def check_one_process() -> None:
-    """Refuses to decide a mask in one of several processes that train together.
+    """Check that this is not one of several processes that train together.
 
     Raises:
         ValueError: if there are several, each of which would choose by its own batch.
@@ -124,9 +120,9 @@ def check_one_process() -> None:
     count = backend.num_processes()
     if count > 1:
         raise ValueError(
-            "Each of several processes that train together would decide by its own batch, so that "
-            "their masks would differ. Decide in a program of one process and save the mask there, "
-            "`keras_freeze.freeze(model, x, y).save(path)`; then give it to all processes, "
+            "Each of several processes that train together would choose by its own batch, so that "
+            "their masks would differ. Freeze in a program of one process and save the mask there, "
+            "`keras_freeze.freeze(model, x, y).save(path)`; then pass it in all processes, "
             "`keras_freeze.freeze(model, mask=keras_freeze.FreezeMask.load(path))`. "
             f"Received: {count} processes"
         )

@@ -23,13 +23,13 @@ class GraSP:
     sign counts (supplement, section "GraSP"). It needs a call to `freeze`, in which the
     gradient of all data comes first and its product with the Hessian second, in training mode
     and with the same Dropout. Bilinear resizing after a weight, as in `UpSampling2D`, makes the
-    score inexact: TensorFlow takes the derivative of its gradient for zero. Where TensorFlow says
+    score inexact: TensorFlow takes the derivative of its gradient as zero. Where TensorFlow says
     that it has no second derivative, `freeze` raises a ValueError.
 
     Args:
         temperature: every output of the model is divided by it before the loss, as the published
-            code does with logits. Not meant for outputs that are no logits, such as probabilities:
-            1.0 leaves them as they are. The model's own losses, such as regularisers, are not
+            code does with logits. Not meant for outputs that are not logits, such as probabilities:
+            1.0 leaves them as they are. The model's own losses, such as regularizers, are not
             divided and would outweigh the data: prefer the optimizer's `l2`. Defaults to 200.0.
         samples_per_class: how many examples of each class to score with, the first of the data
             that `freeze` is given (arrays, or the first `steps` batches of a dataset; it then takes
@@ -61,22 +61,22 @@ class GraSP:
         object.__setattr__(self, "samples_per_class", samples)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "GraSP":
-        """The criterion from what `get_config` gave."""
+        """Make the criterion from what `get_config` has returned."""
         return cls(**config)
 
 
 def grasp(weights: Any, hessian_gradients: Any) -> Any:
-    """GraSP's importance score w * (H g): signed, as training a weight may shrink the gradient."""
+    """Compute GraSP's importance score w * (H g), signed."""
     return ops.multiply(weights, hessian_gradients)
 
 
 def as_grasp(criterion: Any) -> GraSP | None:
-    """The GraSP that a criterion is or stands for; None for every other criterion."""
+    """Return the GraSP that a criterion is or names; None for every other criterion."""
     if criterion == GRASP:
         return GraSP()
     return criterion if isinstance(criterion, GraSP) else None
@@ -85,7 +85,7 @@ def as_grasp(criterion: Any) -> GraSP | None:
 def first_of_each_class(
     batches: Iterable[Any], samples_per_class: int, num_outputs: int | None
 ) -> list[Any]:
-    """The first examples of each class, in batches of equal size no larger than those given.
+    """Return the first examples of each class, in equal batches no larger than the given ones.
 
     Args:
         batches: tuples (x, y, sample_weight, weight), read until every class is complete. y holds
@@ -98,7 +98,7 @@ def first_of_each_class(
         Batches whose weights are their shares, so that they make up one batch.
 
     Raises:
-        ValueError: for labels that are no classes, or a class with too few examples.
+        ValueError: for labels that are not classes, or a class with too few examples.
     """
     counts: np.ndarray | None = None
     parts, largest = [], 1
@@ -124,7 +124,7 @@ def first_of_each_class(
 
 
 def _class_labels(y: Any, num_outputs: int | None) -> tuple[np.ndarray, int]:
-    """The class of each example, and how many classes there are."""
+    """Return the class of each example, and how many classes there are."""
     wanted = (
         "GraSP's `samples_per_class` needs as targets one array of integer class labels or of "
         "one-hot rows. Received: "

@@ -16,9 +16,9 @@ from keras_freeze.gradients.loss import (
     loss_scale,
 )
 from keras_freeze.model_state import (
+    ModelOptimizers,
     build_model,
     check_model,
-    optimizer_of,
 )
 from keras_freeze.parameters import (
     WEIGHT,
@@ -36,7 +36,7 @@ def compute_saliency(
     *,
     loss: Any = None,
 ) -> dict[str, np.ndarray]:
-    """The saliency scores of all weights of a model's trainable layers, to look at.
+    """Compute the saliency scores of all weights of a model's trainable layers.
 
     Args:
         model: a built model; compiled, unless `loss` is given.
@@ -64,33 +64,59 @@ def compute_saliency(
     paths = [p.path for p in parameters]
     if len(set(paths)) < len(paths):
         raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
-    scale = loss_scale(optimizer_of(model))
+    scale = loss_scale(ModelOptimizers(model).outer)
     with backend.outside_strategy():
-        scores = _scores(model, parameters, batches, criterion, 0, loss, scale)
+        scores = scores_of_loss(
+            model, parameters, batches, criterion, seed=0, loss=loss, scale=scale
+        )
     return dict(zip(paths, scores, strict=True))
 
 
-def _random_scores(parameters: list[Parameter], seed: int) -> list[np.ndarray]:
-    return [criteria.random_scores(tuple(p.variable.shape), seed, p.position) for p in parameters]
-
-
-def _scores(
+def scores_of_loss(
     model: keras.Model,
     parameters: list[Parameter],
     batches: Batches,
     criterion: str | criteria.Criterion,
+    *,
     seed: int,
     loss: Any,
     scale: float,
 ) -> list[np.ndarray]:
+    """Compute the scores of weights by the loss that `fit` minimizes.
+
+    Args:
+        model: the model.
+        parameters: the weights.
+        batches: the data.
+        criterion: as in FreezeOptimizer.
+        seed: of the "random" criterion.
+        loss: one loss, as in `freeze`. None: the one that the model is compiled with.
+        scale: the factor by which the loss is multiplied so that its gradients do not underflow.
+
+    Returns:
+        Scores in float32, an array for each weight.
+    """
     grasp = criteria.as_grasp(criterion)
     if grasp is not None:
         return _grasp_scores(model, parameters, batches, grasp, loss, scale)
-    variables = [p.variable for p in parameters]
-    gradients = loss_gradients(model, variables, batches, loss, scale)
+    gradients = loss_gradients(model, [p.variable for p in parameters], batches, loss, scale)
+    return scores_of_gradients(parameters, gradients, criterion, seed)
+
+
+def scores_of_gradients(
+    parameters: list[Parameter],
+    gradients: list[Any],
+    criterion: str | criteria.Criterion,
+    seed: int,
+) -> list[np.ndarray]:
+    """Compute the scores of weights by their gradients, and empty the list of these."""
     if criterion == criteria.RANDOM:
-        return _random_scores(parameters, seed)
-    gradients.reverse()  # so that each is let go once its scores are there
+        shapes = [tuple(p.variable.shape) for p in parameters]
+        return [
+            criteria.random_scores(shape, seed, p.position)
+            for p, shape in zip(parameters, shapes, strict=True)
+        ]
+    gradients.reverse()  # so that the memory of each is free once its scores are computed
     return [
         backend.to_numpy(criteria.score(criterion, p.variable, gradients.pop(), p.path))
         for p in parameters
@@ -119,7 +145,7 @@ def _grasp_scores(
 
 
 def _output_width(model: keras.Model, x: Any) -> int | None:
-    """The last dimension of a model's output; None of several outputs."""
+    """Return the last dimension of a model's output; None for several outputs."""
     inputs = tree.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
     outputs = model.compute_output_spec(inputs)
     return None if tree.is_nested(outputs) else outputs.shape[-1]

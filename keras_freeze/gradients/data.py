@@ -1,4 +1,4 @@
-"""The batches of data that a model is looked at with, from whatever `fit` takes."""
+"""Batches of data from anything that `fit` takes: arrays, datasets and iterables."""
 
 import functools
 import itertools
@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_freeze import backend
-from keras_freeze._utils.validation import check_int
+from keras_freeze._utils.validation import check_int, type_error, value_error
 
 _DEFAULT_BATCH_SIZE = 32  # as in `fit`
 _INFINITE_CARDINALITY = -1  # TensorFlow's
@@ -28,7 +28,7 @@ class Batches:
         batch_size: splits arrays into pieces, each with its share of the batch as its weight.
 
     Attributes:
-        items: each batch as `fit` gives it to a `train_step`, and its weight in the sum.
+        items: each batch as `fit` passes it to a `train_step`, and its weight in the sum.
 
     Raises:
         ValueError: for empty data, lengths that differ, or a dataset of fewer batches.
@@ -99,13 +99,13 @@ class Passes:
 
 
 def length_of(data: Any) -> int:
-    """How many samples a batch, or arrays, hold."""
+    """Return the number of samples in a batch or in arrays."""
     return int(tree.flatten(data)[0].shape[0])
 
 
 def _check_data(x: Any) -> None:
-    if x is None or isinstance(x, str):
-        raise TypeError(f"Argument `x` must be arrays or a dataset of batches. Received: x={x!r}")
+    if x is None or isinstance(x, (str, type)):
+        raise type_error("x", x, "arrays or a dataset of batches")
 
 
 def _is_dataset(x: Any) -> bool:
@@ -132,7 +132,7 @@ def _is_endless(dataset: Any) -> bool:
 
 
 def _read(dataset: Any) -> Iterator[Any]:
-    """One pass over a dataset: (x, y, sample_weight) of each batch."""
+    """Yield (x, y, sample_weight) of each batch in one pass over a dataset."""
     for item in _items(dataset):
         yield tuple(_tensors(part) for part in keras.utils.unpack_x_y_sample_weight(item))
 
@@ -150,7 +150,7 @@ def _items(dataset: Any) -> Iterator[Any]:
 
 
 def _first(batches: Iterable[Any], steps: int) -> Iterator[Any]:
-    """The first batches; an error after the last one if there are fewer."""
+    """Yield the first batches; raise an error after the last one if there are fewer."""
     count = 0
     for batch in itertools.islice(batches, steps):
         count += 1
@@ -163,15 +163,19 @@ def _first(batches: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _cut(arrays: Any, batch_size: int) -> Iterator[Any]:
-    """Arrays of one length in pieces."""
+    """Yield pieces of arrays of one length."""
     for start in range(0, length_of(arrays), batch_size):
         rows = slice(start, start + batch_size)
         yield tree.map_structure(lambda array, rows=rows: _tensor(_take(rows, array)), arrays)
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Arrays of one length, ready to be cut: scipy's sparse ones, which backends cannot cut."""
-    data = tuple(tree.map_structure(_array, part) for part in (x, y, sample_weight))
+    """Return arrays of one length that can be sliced, sparse ones of scipy included."""
+    parts = {"x": x, "y": y, "sample_weight": sample_weight}
+    data = tuple(
+        tree.map_structure(functools.partial(_array, name=name), part)
+        for name, part in parts.items()
+    )
     sizes = sorted(
         {int(a.shape[0]) if len(a.shape) else 0 for a in tree.flatten(data) if a is not None}
     )
@@ -196,25 +200,27 @@ def _take(rows: slice, array: Any) -> Any:
 
 
 def _tensors(data: Any) -> Any:
-    """Arrays as tensors of the dtypes that `fit` gives them, sparse where `fit` gives those."""
+    """Convert arrays to tensors as `fit` does, of its dtypes and sparse where its are."""
     return tree.map_structure(lambda value: _tensor(_array(value)), data)
 
 
-def _array(value: Any) -> Any:
-    """A tensor, or a matrix of scipy's that is easily cut."""
-    if value is None:
-        return value
+def _array(value: Any, name: str = "x") -> Any:
+    """Convert a value to a tensor, or to a sparse matrix of scipy that can be sliced."""
+    if value is None or ops.is_tensor(value):
+        return value if value is None else ops.convert_to_tensor(value)
     is_sparse = _is_scipy(value)
-    if not ops.is_tensor(value):
-        if is_sparse and len(value.shape) != 2:
-            raise ValueError(
-                "Arguments `x` and `y` may be sparse arrays of scipy with two dimensions. "
-                f"Received: a {type(value).__name__} of shape {value.shape}"
-            )
-        value = value.tocsr() if is_sparse else np.asarray(value)
-        if np.issubdtype(value.dtype, np.floating):
-            value = value.astype(keras.config.floatx())
-    return value if is_sparse else ops.convert_to_tensor(value)
+    if is_sparse and len(value.shape) != 2:
+        raise value_error(name, value, "arrays; a sparse array of scipy has two dimensions")
+    if isinstance(value, str):
+        raise type_error(name, value, "arrays")
+    try:
+        array = value.tocsr() if is_sparse else np.asarray(value)
+        if np.issubdtype(array.dtype, np.floating):
+            array = array.astype(keras.config.floatx())
+        return array if is_sparse else ops.convert_to_tensor(array)
+    except (TypeError, ValueError) as error:
+        accepted = f"arrays of numbers, which {keras.backend.backend()} takes as tensors"
+        raise value_error(name, value, accepted) from error
 
 
 def _tensor(value: Any) -> Any:

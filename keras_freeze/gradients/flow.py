@@ -16,7 +16,7 @@ from keras_freeze._utils.validation import check_one_of
 from keras_freeze.gradients.data import Passes, length_of
 from keras_freeze.gradients.loss import data_errors, loss_function, loss_scale
 from keras_freeze.gradients.preserve import state_kept
-from keras_freeze.model_state import check_model, get_mask, is_built, optimizer_of
+from keras_freeze.model_state import ModelOptimizers, check_model, get_mask, is_built
 
 REDUCTIONS = ("gradients", "norms")
 
@@ -32,9 +32,9 @@ def gradient_flow(
     reduce: str = "gradients",
     loss: Any = None,
 ) -> float:
-    """The L1 norm of the gradient of what is trained, divided by how many parameters that are.
+    """Compute the L1 norm of the gradient of the trained parameters, divided by their number.
 
-    What is trained are the weights that the model's mask trains, biases and normalisation. Without
+    Trained are the weights that the model's mask trains, biases and normalization. Without
     a mask that is every trainable parameter. In a pruned network no gradient passes a layer whose
     paths are cut, but what lies behind, such as the last bias, still has one.
 
@@ -108,7 +108,7 @@ class FlowStatistics(NamedTuple):
 
 
 class BatchFlow(NamedTuple):
-    """What one batch gives.
+    """The gradient flow of one batch.
 
     Attributes:
         size: how many samples it has.
@@ -137,7 +137,7 @@ class FlowMeter:
             self._gradients = backend.compiled(self._trained_gradients, model)
 
     def statistics(self, data: Iterable[Any]) -> FlowStatistics:
-        """The mean and the deviation of the flow over batches; NaN where a batch's is not finite.
+        """Compute mean and deviation of the flow over batches; NaN if one of them is not finite.
 
         Args:
             data: (x, y, sample_weight) for each batch, such as `Passes`.
@@ -154,7 +154,7 @@ class FlowMeter:
         return FlowStatistics(float(mean), math.sqrt(variance))
 
     def batch_flows(self, data: Iterable[Any]) -> Generator[BatchFlow, None, None]:
-        """Gives what each batch of `data` gives, and leaves the model as it was."""
+        """Yield the flow of each batch of `data`, and leave the model as it was."""
         batches = iter(data)
         first = next(batches, None)
         if first is None:
@@ -164,7 +164,7 @@ class FlowMeter:
                 with data_errors(0):
                     self._model(first[0])
         with state_kept(self._model):  # now also of variables that the build has made
-            scale = loss_scale(optimizer_of(self._model))
+            scale = loss_scale(ModelOptimizers(self._model).outer)
             indices = _trained_indices(self._model)
             for number, batch in enumerate(itertools.chain([first], batches)):
                 with backend.outside_strategy(), data_errors(number):
@@ -172,7 +172,7 @@ class FlowMeter:
                 yield BatchFlow(length_of(batch[0]), _mean_magnitude(gradients), gradients)
 
     def _unscaled(self, batch: Any, indices: list[Any], scale: float) -> tuple[list[Any], float]:
-        """The gradients, and the loss scale that was small enough for them."""
+        """Compute the gradients, and the loss scale that was small enough for them."""
         loss, gradients = self._gradients(*batch, indices, ops.convert_to_tensor(scale))
         while scale > 1.0 and math.isfinite(loss) and not math.isfinite(_mean_magnitude(gradients)):
             scale /= 2.0
@@ -198,16 +198,16 @@ class FlowMeter:
 
 
 def _mean_magnitude(gradients: list[Any]) -> float:
-    """The L1 norm of all gradients together, divided by the number of their entries."""
+    """Compute the L1 norm of all gradients together, divided by the number of their entries."""
     norm = sum(float(ops.sum(ops.abs(gradient))) for gradient in gradients)
     return norm / sum(math.prod(gradient.shape) for gradient in gradients)
 
 
 def _trained_indices(model: keras.Model) -> list[Any]:
-    """For each trainable variable the flat indices of what is trained, None where all of it is."""
+    """Return the flat indices of each variable's trained entries, None if all of it is trained."""
     mask = get_mask(model)
     variables = model.trainable_variables
-    # None outside the mask, which is trained whole: a bias, say.
+    # None outside the mask, where all is trained: a bias, for example.
     entries = [None if mask is None else mask.find(variable) for variable in variables]
     indices = [
         None

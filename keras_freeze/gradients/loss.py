@@ -1,4 +1,4 @@
-"""The loss that `fit` minimises and its gradients, with the model left as it was."""
+"""The loss that `fit` minimizes and its gradients; the model is left as it was."""
 
 import contextlib
 import functools
@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_freeze import _keras_private, backend
+from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.gradients.data import Batch
 from keras_freeze.gradients.preserve import state_kept
 
@@ -28,7 +29,7 @@ def loss_gradients(
     scale: float,
     temperature: float = 1.0,
 ) -> list[Any]:
-    """The float32 gradients of the loss, summed over the batches.
+    """Compute the float32 gradients of the loss, summed over the batches.
 
     The model's outputs are divided by `temperature` before the loss.
     """
@@ -47,7 +48,7 @@ def hessian_gradient_products(
     scale: float,
     temperature: float,
 ) -> list[Any]:
-    """The product H g of the loss's Hessian and gradient in float32, summed over the batches.
+    """Compute the product H g of the loss's Hessian and gradient, summed over the batches.
 
     g is the gradient that `loss_gradients` gives, and H the Hessian of the same sum. Both passes
     start from the same random state, so that they see the same Dropout.
@@ -117,7 +118,7 @@ def _of_batch(compute: Compute, loss: Callable[[], Any], scale: float, number: i
 
 @contextlib.contextmanager
 def data_errors(number: int | None = None) -> Iterator[None]:
-    """Turns a backend's errors about the data, or about one batch of them, into a ValueError."""
+    """Raise a ValueError where a backend raises an error about the data or one batch of them."""
     try:
         yield
     except backend.DATA_ERRORS as error:
@@ -143,7 +144,7 @@ def _add(total: Any, result: Any, weight: float) -> Any:
 def loss_function(
     model: keras.Model, loss: Any, temperature: float
 ) -> Callable[[Any, Any, Any], Any]:
-    """The loss of a batch in training mode, as `fit` computes it but for the temperature."""
+    """Return the function that computes a batch's loss in training mode, as `fit` does."""
     call_arguments = {"training": True} if _takes_training(model.call) else {}
     loss_arguments = {"training": True} if _takes_training(model.compute_loss) else {}
 
@@ -163,15 +164,7 @@ def loss_function(
             return model.compute_loss(x, y, y_pred, sample_weight, **loss_arguments)
 
         return compiled_loss
-    if isinstance(loss, (dict, list, tuple)):
-        raise ValueError(
-            "Argument `loss` must be one loss: a Keras loss, its name, or a function of `y_true` "
-            "and `y_pred`. For several outputs give it such a function, or compile the model. "
-            f"Received: loss={loss!r}"
-        )
-    function = keras.losses.get(loss)
-    if not isinstance(function, keras.losses.Loss):
-        function = _mean_loss(function)
+    function = _given_loss(loss)
 
     def given_loss(x: Any, y: Any, sample_weight: Any) -> Any:
         value = function(y, predict(x), sample_weight=sample_weight)
@@ -184,8 +177,25 @@ def _takes_training(function: Callable[..., Any]) -> bool:
     return "training" in inspect.signature(function).parameters
 
 
+def _given_loss(loss: Any) -> keras.losses.Loss:
+    """Return the loss that the user passes in place of the compiled one."""
+    accepted = (
+        "one loss: a Keras loss, its name, or a function of `y_true` and `y_pred` (for several "
+        "outputs pass such a function, or compile the model)"
+    )
+    if isinstance(loss, type):
+        raise type_error("loss", loss, accepted)
+    if isinstance(loss, (dict, list, tuple)):
+        raise value_error("loss", loss, accepted)
+    try:
+        function = keras.losses.get(loss)
+    except ValueError:
+        raise value_error("loss", loss, accepted) from None
+    return function if isinstance(function, keras.losses.Loss) else _mean_loss(function)
+
+
 def _check_has_loss(model: keras.Model) -> None:
-    """Refuses a loss that no data enter, after a forward pass: there, regularizers would decide."""
+    """Check that a loss depends on the data; otherwise regularizers alone would decide."""
     is_compiled_with_one = any(one is not None for one in tree.flatten(model.loss))
     computes_its_own = (
         "compute_loss" in vars(model) or type(model).compute_loss is not keras.Model.compute_loss
@@ -194,9 +204,10 @@ def _check_has_loss(model: keras.Model) -> None:
         return
     if not _keras_private.has_added_losses(model):  # of `add_loss`
         raise ValueError(
-            "The model has no loss that depends on the data, only regularizers or nothing: compile "
-            "it with a loss, pass `loss`, or give the model a `train_step`, a `compute_loss` or an "
-            f"`add_loss` of its own. Received: model={model!r} compiled with loss={model.loss!r}"
+            "The model has no loss that depends on the data, only regularizers or nothing: "
+            "compile it with a loss, pass `loss`, or let the model define `train_step` or "
+            f"`compute_loss` or call `add_loss`. Received: model={model!r} compiled with "
+            f"loss={model.loss!r}"
         )
 
 
@@ -210,7 +221,7 @@ def _divided(y_pred: Any, temperature: float) -> Any:
 
 
 def check_takes_logits(model: keras.Model, loss: Any, temperature: float) -> None:
-    """Refuses a temperature before a loss that takes probabilities."""
+    """Check that no temperature is applied before a loss that takes probabilities."""
     for one in tree.flatten(model.loss if loss is None else loss):
         if _takes_probabilities(one):
             raise ValueError(

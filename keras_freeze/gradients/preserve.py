@@ -1,4 +1,4 @@
-"""Leaving a model as it was: everything it holds, and random state, put back bit for bit."""
+"""Restoring a model: everything that it holds, and random state, bit for bit."""
 
 import collections
 import contextlib
@@ -15,7 +15,7 @@ import numpy as np
 from keras_freeze import _keras_private, backend
 
 # Of Keras's own classes, those that hold state. Objects of other classes are looked into where
-# they are the user's own.
+# they are custom ones.
 _KERAS_HOLDERS = (
     keras.Layer,
     keras.metrics.Metric,
@@ -29,10 +29,10 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, weakref
 
 
 def held_by(model: Any) -> list[Any]:
-    """A model and all that can be reached from its attributes.
+    """Return a model and all that can be reached from its attributes.
 
-    Layers, metrics, optimizers, losses, variables, random generators and objects of the user's
-    own classes, also inside lists and dicts.
+    Layers, metrics, optimizers, losses, variables, random generators and objects of custom
+    classes, also inside lists and dicts.
     """
     found: dict[int, Any] = {}
     seen = set()
@@ -66,12 +66,12 @@ def _is_variable(one: Any) -> bool:
 
 
 def variables_among(objects: Iterable[Any]) -> list[Any]:
-    """The variables, Keras's and the backend's, among the objects that `held_by` gives."""
+    """Return the variables, Keras's and the backend's, among the objects of `held_by`."""
     return [one for one in objects if _is_variable(one)]
 
 
 def _is_array(one: Any) -> bool:
-    """Whether it is an array that a step may change in place."""
+    """Return whether it is an array that a step may change in place."""
     if isinstance(one, np.ndarray):
         return bool(one.flags.writeable)
     return backend.is_mutable_tensor(one)
@@ -133,7 +133,7 @@ class KeptRandomState:
 
 
 def _generator_state(one: Any) -> Any:
-    """The state of a random generator of Python or NumPy; None of anything else."""
+    """Return the state of a random generator of Python or NumPy; None for anything else."""
     if isinstance(one, random.Random):
         return one.getstate()
     if isinstance(one, np.random.RandomState):
@@ -225,7 +225,7 @@ class KeptState:
 
 @contextlib.contextmanager
 def everything_kept(model: keras.Model) -> Iterator[None]:
-    """Puts back all that a model holds."""
+    """Restore all that a model holds."""
     kept = KeptState(model)
     try:
         yield
@@ -235,7 +235,7 @@ def everything_kept(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def state_kept(model: keras.Model) -> Iterator[None]:
-    """Puts back what a forward pass changes: moving statistics, metrics, states, random numbers."""
+    """Restore what a forward pass changes: moving statistics, metrics, states, random state."""
     random_state = KeptRandomState(held_by(model))
     try:
         with values_kept(model):
@@ -246,7 +246,7 @@ def state_kept(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_kept(model: keras.Model) -> Iterator[None]:
-    """Puts back moving statistics, seed generators, metrics and states, but no random numbers.
+    """Restore moving statistics, seed generators, metrics and states, but not random state.
 
     For a pass that builds the model: layers made in it draw the seeds of their initializers from
     Python's random numbers, and the next layers shall draw others.
@@ -264,7 +264,7 @@ def values_kept(model: keras.Model) -> Iterator[None]:
 
 
 def trained_variables(model: keras.Model, objects: Iterable[Any]) -> list[Any]:
-    """What training steps change: trainable variables, and those of the optimizers."""
+    """Return what training steps change: trainable variables, and those of the optimizers."""
     of_optimizers = [
         variable
         for one in objects
@@ -276,7 +276,7 @@ def trained_variables(model: keras.Model, objects: Iterable[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def layers_kept_if_it_fails(model: keras.Model) -> Iterator[None]:
-    """Puts back the attributes of a model's layers where something fails that may build them.
+    """Restore the attributes of a model's layers if something fails that may build them.
 
     Else a layer would be left built for wrong data, or without its variables.
     """
@@ -290,7 +290,7 @@ def layers_kept_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def others_kept(model: keras.Model) -> Iterator[None]:
-    """Puts back the attributes of what is no layer, such as optimizers and metrics."""
+    """Restore the attributes of what is not a layer, such as optimizers and metrics."""
     others = KeptAttributes(one for one in held_by(model) if not isinstance(one, keras.Layer))
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a training step hands to its FreezeOptimizers, written down instead of applied.
+"""Recording the gradients that a training step passes to FreezeOptimizers, without updates.
 
 While a `Recorder` is active in a thread, every FreezeOptimizer that is used in this thread records
-its gradients in it and leaves variables, its own state and its inner optimizer alone.
+its gradients in it and does not change variables, its own state or its inner optimizer.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ class TracedGradientError(Exception):
 
 
 @dataclass
-class Record:
-    """What one FreezeOptimizer was handed.
+class RecordedGradients:
+    """The gradients that one FreezeOptimizer was passed.
 
     Attributes:
         optimizer: the FreezeOptimizer.
@@ -37,7 +37,7 @@ class Record:
     gradients: dict[int, Any] = field(default_factory=dict)
 
     def add(self, variable: Any, gradient: Any, weight: float) -> None:
-        """Adds a gradient, times the weight of its batch."""
+        """Add a gradient, times the weight of its batch."""
         self.variables.setdefault(id(variable), variable)
         if gradient is None:
             return
@@ -47,50 +47,50 @@ class Record:
         before = self.gradients.get(id(variable))
         self.gradients[id(variable)] = gradient if before is None else before + gradient
 
-    def copy(self) -> "Record":
-        """A record to which more can be added."""
-        return Record(self.optimizer, dict(self.variables), dict(self.gradients))
+    def copy(self) -> "RecordedGradients":
+        """Return a copy to which more can be added."""
+        return RecordedGradients(self.optimizer, dict(self.variables), dict(self.gradients))
 
 
 class Recorder:
-    """Collects what all FreezeOptimizers are handed.
+    """Collects the gradients that all FreezeOptimizers are passed.
 
     Attributes:
         weight: of the present batch, by which its gradients are multiplied.
-        records: what each FreezeOptimizer was handed, by its id.
+        records: what each FreezeOptimizer was passed, by its id.
     """
 
     def __init__(self) -> None:
         self.weight = 1.0
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, RecordedGradients] = {}
         self._built_for: dict[int, list[Any]] = {}
         self._arrays: dict[int, tuple[Any, Any]] = {}
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Notes what a FreezeOptimizer would have been built for."""
+        """Remember what a FreezeOptimizer would have been built for."""
         self._built_for[id(optimizer)] = list(variables)
 
     def know_arrays(self, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
-        """Tells which arrays stand for which variables in a stateless step."""
+        """Set which arrays stand for which variables in a stateless step."""
         # The arrays are kept, so that no other gets the id of one.
         self._arrays = {id(a): (a, v) for v, a in zip(variables, arrays, strict=True)}
 
     def record(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        """Records gradients and their variables; those the optimizer is built for if None."""
+        """Record gradients and their variables; None means those the optimizer is built for."""
         variables = self._variables_of(optimizer) if variables is None else list(variables)
         if len(grads) != len(variables):
             raise ValueError(
                 "Argument `grads` must have one gradient for each variable. "
                 f"Received: {len(grads)} gradients for {len(variables)} variables."
             )
-        record = self.records.setdefault(id(optimizer), Record(optimizer))
+        record = self.records.setdefault(id(optimizer), RecordedGradients(optimizer))
         # The inner optimizer would divide by its loss scale.
         weight = self.weight / (optimizer.loss_scale_factor or 1.0)
         for gradient, variable in zip(grads, variables, strict=True):
             record.add(variable, gradient, weight)
 
     def record_stateless(self, optimizer: Any, grads: Sequence[Any], arrays: Any) -> None:
-        """Records gradients where arrays stand for the variables."""
+        """Record gradients where arrays stand for the variables."""
         known = [self._arrays.get(id(array)) for array in arrays]
         variables = [one[1] for one in known if one is not None]
         if len(variables) < len(known):
@@ -109,13 +109,13 @@ class Recorder:
 
 
 def active_recorder() -> Recorder | None:
-    """The Recorder of this thread, if gradients are being recorded."""
+    """Return the Recorder of this thread; None if no gradients are being recorded."""
     return getattr(_of_thread, "recorder", None)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
-    """Lets the FreezeOptimizers that are used in this thread record in a new Recorder."""
+    """Let the FreezeOptimizers that are used in this thread record in a new Recorder."""
     before = active_recorder()
     _of_thread.recorder = Recorder()
     try:

@@ -1,4 +1,4 @@
-"""What a model's own `train_step` hands to FreezeOptimizers, with the model left as it was."""
+"""The gradients that a model's own `train_step` passes to FreezeOptimizers."""
 
 import contextlib
 import functools
@@ -21,31 +21,36 @@ from keras_freeze.gradients.preserve import (
     trained_variables,
     variables_among,
 )
-from keras_freeze.gradients.recording import Record, Recorder, TracedGradientError, recording
+from keras_freeze.gradients.recording import (
+    RecordedGradients,
+    Recorder,
+    TracedGradientError,
+    recording,
+)
 from keras_freeze.parameters import path_of, shorten
 
 
 def has_own_train_step(model: keras.Model) -> bool:
-    """Whether a model overrides the `train_step` of Keras, in its class or for itself."""
+    """Return whether a model overrides the `train_step` of Keras, in its class or itself."""
     return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
 
 
-def recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
-    """Runs a model's `train_step` and records what its FreezeOptimizers would have been handed.
+def recorded_gradients(model: keras.Model, batches: Batches) -> list[RecordedGradients]:
+    """Run a model's `train_step` and record the gradients that it passes to FreezeOptimizers.
 
     The model is left as it was, bit for bit: variables, optimizers, metrics, attributes of its
     objects, random state. Only layers that were not built are built.
 
     Args:
-        model: a model with a `train_step` of its own.
+        model: a model with its own `train_step`.
         batches: the batches; the gradients of all are summed. Each starts from the same weights.
 
     Returns:
-        For each FreezeOptimizer that was handed a gradient what it was handed, in the order of
-        their first steps.
+        The gradients for each FreezeOptimizer that was passed any, in the order of their first
+        steps.
 
     Raises:
-        ValueError: for a model that cannot be built; if no FreezeOptimizer was handed a gradient;
+        ValueError: for a model that cannot be built; if no FreezeOptimizer was passed a gradient;
             for gradients that are not finite; or under a strategy of several replicas.
     """
     _check_one_replica(model)
@@ -53,7 +58,7 @@ def recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
         return _recorded_gradients(model, batches)
 
 
-def _recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
+def _recorded_gradients(model: keras.Model, batches: Batches) -> list[RecordedGradients]:
     _build_layers(model, batches.items[0][0])
     try:
         records = _records_of(model, batches, backend.eager_steps())
@@ -63,7 +68,7 @@ def _recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
         records = _records_of(model, batches, backend.uncompiled_steps())
     if not records:
         raise ValueError(
-            "The model's `train_step` gave no gradient to a FreezeOptimizer, so that nothing can "
+            "The model's `train_step` passed no gradient to a FreezeOptimizer, so that nothing can "
             "decide which weights are trained. Let it call the FreezeOptimizer's `apply` or "
             "`apply_gradients`, or on JAX its `stateless_apply`; or call `freeze` with `loss` or "
             f"`mask`. Received: model={model!r}"
@@ -75,7 +80,7 @@ def _recorded_gradients(model: keras.Model, batches: Batches) -> list[Record]:
 
 def _records_of(
     model: keras.Model, batches: Batches, scope: contextlib.AbstractContextManager[Any]
-) -> list[Record]:
+) -> list[RecordedGradients]:
     with everything_kept(model), recording() as recorder, scope, backend.outside_strategy():
         for number, (data, recorder.weight) in enumerate(batches.items):
             weights = KeptValues(trained_variables(model, held_by(model)))
@@ -86,7 +91,7 @@ def _records_of(
 
 
 def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
-    """One step; again with half the loss scale where gradients have overflowed with it."""
+    """Run one step; again with half the loss scale if gradients have overflowed with it."""
     scaled = [one for one in held_by(model) if isinstance(one, keras.optimizers.LossScaleOptimizer)]
     if not scaled:
         backend.run_train_step(model, data, recorder)
@@ -95,7 +100,7 @@ def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
     records = {key: record.copy() for key, record in recorder.records.items()}
     scales = {id(one): _scale_of(one) for one in scaled}
     while True:
-        with _loss_scaling_in_the_open(scaled) as overflowed:
+        with _traceless_loss_scaling(scaled) as overflowed:
             backend.run_train_step(model, data, recorder)
         if not overflowed:
             return
@@ -124,8 +129,8 @@ def _set_scale(optimizer: Any, scale: float) -> None:
 
 
 @contextlib.contextmanager
-def _loss_scaling_in_the_open(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Lets LossScaleOptimizers do without `cond`, which JAX traces; lists those that overflowed."""
+def _traceless_loss_scaling(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
+    """Replace `cond`, which JAX traces, in LossScaleOptimizers; list those that overflowed."""
     overflowed: list[Any] = []
 
     def unscaled(optimizer: Any, grads: Any) -> list[Any] | None:
@@ -164,7 +169,7 @@ def _loss_scaling_in_the_open(optimizers: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _build_layers(model: keras.Model, data: Any) -> None:
-    """Builds the layers of a model that its first step would build."""
+    """Build the layers of a model that its first step would build."""
     if not _unbuilt_layers(model):
         return
     with data_errors(0), others_kept(model), recording():
@@ -203,13 +208,13 @@ def _check_one_replica(model: keras.Model) -> None:
     replicas = backend.replicas_of(model)
     if replicas > 1:
         raise ValueError(
-            "A model with a `train_step` of its own cannot be frozen on several devices: call "
-            "`freeze` without a strategy and give its mask as `mask`, or let the first batch "
+            "A model with its own `train_step` cannot be frozen on several devices: call `freeze` "
+            "without a strategy and pass its mask as `mask`, or let the first batch "
             f"decide. Received: a strategy of {replicas} replicas."
         )
 
 
-def _check_known(model: keras.Model, records: Sequence[Record]) -> None:
+def _check_known(model: keras.Model, records: Sequence[RecordedGradients]) -> None:
     known = {id(v) for v in [*model.variables, *variables_among(held_by(model))]}
     missing = [
         path_of(variable)
@@ -225,7 +230,7 @@ def _check_known(model: keras.Model, records: Sequence[Record]) -> None:
         )
 
 
-def _check_finite(records: Sequence[Record]) -> None:
+def _check_finite(records: Sequence[RecordedGradients]) -> None:
     for record in records:
         for key, gradient in record.gradients.items():
             if not bool(ops.all(ops.isfinite(gradient))):

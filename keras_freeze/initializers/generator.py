@@ -24,7 +24,7 @@ GENERATOR = "philox4x64-sign-fraction52-v1"
 
 # Q^-1(1/2 - q) / q as a polynomial in q^2, for tail probabilities from 1/8 to 1/2.
 # tools/fit_inverse_normal.py made these constants; lowest power first.
-_CENTRE = (
+_CENTER = (
     2.5066282746170607,
     2.624935029752419,
     5.7725157270284955,
@@ -97,12 +97,14 @@ def split_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def upper_quantile(p: np.ndarray) -> np.ndarray:
-    """The z that a standard normal variable exceeds with probability p, for 2^-54 <= p < 1/2.
+    """Return the z that a standard normal variable exceeds with probability p.
+
+    p is at least 2^-54 and less than 1/2.
 
     Its bits are part of the format: no operation here may be reordered, fused or replaced.
     """
     q = 0.5 - p
-    z = q * _polynomial(_CENTRE, q * q)
+    z = q * _polynomial(_CENTER, q * q)
     tail = np.flatnonzero(p < _TAIL_BEGINS)
     mantissa, exponent = np.frexp(p[tail])
     s = (mantissa - _SQRT_HALF) / (mantissa + _SQRT_HALF)
@@ -112,7 +114,7 @@ def upper_quantile(p: np.ndarray) -> np.ndarray:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
-    """Horner's rule, every product rounded before the next sum."""
+    """Evaluate a polynomial by Horner's rule, every product rounded before the next sum."""
     result = np.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         result *= x

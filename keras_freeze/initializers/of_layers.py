@@ -1,4 +1,4 @@
-"""Which initializer each variable of a model has, and the values that it gives."""
+"""Which initializer each variable of a model has, and the values that it draws."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,9 +34,9 @@ _EXACT = ("Zeros", "Ones", "Constant", "Identity", "ConstantSigma")
 
 
 def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
-    """For each variable, by its id, the layer and the attribute that hold its initializer.
+    """Return, by each variable's id, the layer and the attribute that hold its initializer.
 
-    A layer of the user's own need not have the attribute; `reinitialize` and `load` set it.
+    A custom layer need not have the attribute; `reinitialize` and `load` set it.
     """
     return {
         id(variable): (layer, attribute_of(layer, variable))
@@ -46,7 +46,7 @@ def initializers_of(model: keras.Model) -> dict[int, tuple[Any, str]]:
 
 
 def attribute_of(layer: Any, variable: Any) -> str:
-    """Under which name a layer keeps, or would keep, the initializer of one of its variables."""
+    """Return under which name a layer keeps, or would keep, the initializer of a variable."""
     name = path_of(variable).rsplit("/", 1)[-1]
     usual = f"{name}_initializer"
     names = [usual, f"{name.removesuffix('_kernel')}_initializer"]  # LSTM's recurrent_initializer
@@ -56,7 +56,7 @@ def attribute_of(layer: Any, variable: Any) -> str:
 
 
 def initializer_in(layer: Any, attribute: str) -> Any:
-    """The initializer of a layer's variable; None if the layer does not keep it.
+    """Return the initializer of a layer's variable; None if the layer does not keep it.
 
     Args:
         layer, attribute: as `initializers_of` gives them.
@@ -70,7 +70,7 @@ def initializer_in(layer: Any, attribute: str) -> Any:
 
 
 def kernel_axes(layer: Any, initializer: Any) -> dict[str, list[int]]:
-    """The axes that an EinsumDense tells its initializer, which its fans depend on; else none."""
+    """Return the axes that an EinsumDense passes to its initializer, on which the fans depend."""
     is_scaling = isinstance(initializer, keras.initializers.VarianceScaling)
     if not is_scaling or not isinstance(layer, keras.layers.EinsumDense):
         return {}
@@ -84,14 +84,14 @@ def kernel_axes(layer: Any, initializer: Any) -> dict[str, list[int]]:
 
 
 def source_of(layer: Any, attribute: str) -> Source | None:
-    """The source that a layer's initializer is, if it gives the same values again; else None."""
+    """Return a layer's initializer as a source, or None if its values cannot be reproduced."""
     initializer = initializer_in(layer, attribute)
     for name, distribution in SEEDED.items():
         if type(initializer) is distribution:
             is_plain = not isinstance(initializer, ParameterizedInitializer)
             parameters = {} if is_plain else initializer.parameters
             return Source(SEED, name, initializer.seed, initializer.stream, parameters)
-    if not _is_known(type(initializer)):
+    if not _is_of_keras(type(initializer)):
         return None
     config = {**initializer.get_config(), **kernel_axes(layer, initializer)}
     if "seed" in config:
@@ -106,7 +106,7 @@ def source_of(layer: Any, attribute: str) -> Source | None:
 
 
 def initializer_of(source: Source) -> keras.initializers.Initializer:
-    """The initializer that a source of kind `SEED` or `INITIALIZER` describes.
+    """Return the initializer that a source of kind `SEED` or `INITIALIZER` describes.
 
     Nothing but an initializer is ever made: sources come from files.
 
@@ -129,7 +129,7 @@ def initializer_of(source: Source) -> keras.initializers.Initializer:
     made: Any = getattr(keras.initializers, str(named), None)
     made = ConstantSigma if named == "ConstantSigma" else made
     config = described.get("config")
-    if not _is_known(made) or not isinstance(config, dict) or not _is_plain(config):
+    if not _is_of_keras(made) or not isinstance(config, dict) or not _is_plain(config):
         raise ValueError(f"Keras makes no initializer of {described!r:.200}.")
     try:
         return made.from_config(config)
@@ -138,10 +138,10 @@ def initializer_of(source: Source) -> keras.initializers.Initializer:
 
 
 def draw(source: Source, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """The values that a source of kind `SEED` or `INITIALIZER` gives.
+    """Draw the values of a source of kind `SEED` or `INITIALIZER`.
 
     Raises:
-        ValueError: if it gives no such values.
+        ValueError: if it cannot draw such values.
     """
     initializer = initializer_of(source)
     expected = np.dtype(getattr(ml_dtypes, dtype, dtype))
@@ -159,14 +159,19 @@ def draw(source: Source, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def is_portable(source: Source) -> bool:
-    """Whether a source gives the same values with every backend and version."""
+    """Return whether a source has the same values with every backend and version."""
     return source.kind != INITIALIZER or (source.config or {}).get("class_name") in _EXACT
+
+
+def is_describable(initializer: Any) -> bool:
+    """Return whether a `.freeze` file can hold an initializer in place of its values."""
+    return isinstance(initializer, SeededInitializer) or _is_of_keras(type(initializer))
 
 
 def starts_of(
     model: keras.Model, parameters: Sequence[Parameter], known: Mapping[int, Start] | None = None
 ) -> dict[int, Start]:
-    """What variables were drawn from, by their positions, where they still have these values.
+    """Return what variables were drawn from, by their positions, if they still have these values.
 
     One whose initializer is not known or gives other values, because others were loaded, say, has
     no start.
@@ -174,7 +179,7 @@ def starts_of(
     Args:
         model: the model, whose layers keep the initializers.
         parameters: some of its variables.
-        known: starts that were found before, for layers that have lost their initializers since.
+        known: starts that are known already, for layers that have lost their initializers since.
     """
     holders = initializers_of(model)
     held = [p for p in parameters if id(p.variable) in holders]
@@ -191,10 +196,10 @@ def starts_of(
 
 
 def model_in_use(variables: Sequence[Any]) -> keras.Model | None:
-    """The model that these variables belong to, if a function that is running has it.
+    """Return the model that these variables belong to, if a running function has it.
 
     An optimizer is given variables and no layers; but whoever trains has the model at hand: `fit`,
-    or a loop of the user's own.
+    or a custom training loop.
     """
     wanted = {id(variable) for variable in variables}
     models = models_in_use()
@@ -202,7 +207,7 @@ def model_in_use(variables: Sequence[Any]) -> keras.Model | None:
 
 
 def models_in_use() -> Iterator[keras.Model]:
-    """The models that functions which are running have, the innermost function's first."""
+    """Yield the models that running functions have, the innermost function's first."""
     frame = sys._getframe(1)
     while frame is not None:
         for value in list(frame.f_locals.values()):
@@ -213,13 +218,13 @@ def models_in_use() -> Iterator[keras.Model]:
 
 
 def checksum_of(values: np.ndarray) -> int:
-    """CRC-32 of an array's values as little-endian bytes."""
+    """Compute the CRC-32 of an array's values as little-endian bytes."""
     bits = np.ascontiguousarray(values).reshape(-1).view(f"u{values.dtype.itemsize}")
     return checksum(bits)
 
 
 def present_versions() -> str:
-    """The versions that decide which numbers an initializer of Keras gives."""
+    """Return the versions that decide which numbers an initializer of Keras draws."""
     return f"Keras {keras.__version__} on {keras.backend.backend()} {backend.VERSION}"
 
 
@@ -237,14 +242,14 @@ def _start(parameter: Parameter, source: Source) -> Start | None:
 
 
 def _drawn_seed(initializer: Any) -> int | None:
-    """The seed as an integer; of a generator that which its first use has given."""
+    """Return the seed of an initializer as an integer; of a generator its initial state."""
     seed = getattr(initializer, "seed", None)
     if isinstance(seed, keras.random.SeedGenerator):
         return int(backend.to_numpy(seed.state)[0])
     return seed if isinstance(seed, int) else None
 
 
-def _is_known(kind: Any) -> bool:
+def _is_of_keras(kind: Any) -> bool:
     if kind is ConstantSigma:
         return True
     is_initializer = isinstance(kind, type) and issubclass(kind, keras.initializers.Initializer)
@@ -252,7 +257,7 @@ def _is_known(kind: Any) -> bool:
 
 
 def _is_plain(config: Any) -> bool:
-    """Whether a configuration names nothing that Keras would look up, but for arrays."""
+    """Return whether a configuration names nothing that Keras would look up, except arrays."""
     if isinstance(config, (list, tuple)):
         return all(map(_is_plain, config))
     if not isinstance(config, dict):

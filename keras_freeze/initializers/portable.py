@@ -61,7 +61,7 @@ class RandomUniform(ParameterizedInitializer):
         stream: which weight of the model this is, an integer in [0, 2**32).
 
     Raises:
-        TypeError: an argument is no number, or `seed` or `stream` is not an integer.
+        TypeError: an argument is not a number, or `seed` or `stream` is not an integer.
         ValueError: a bound is not finite, or `seed` or `stream` is outside [0, 2**32).
 
     Example:
@@ -98,7 +98,7 @@ class RandomNormal(ParameterizedInitializer):
         stream: which weight of the model this is, an integer in [0, 2**32).
 
     Raises:
-        TypeError: an argument is no number, or `seed` or `stream` is not an integer.
+        TypeError: an argument is not a number, or `seed` or `stream` is not an integer.
         ValueError: a number is not finite, or `seed` or `stream` is outside [0, 2**32).
 
     Example:
@@ -134,7 +134,7 @@ class TruncatedNormal(RandomNormal):
         stream: which weight of the model this is, an integer in [0, 2**32).
 
     Raises:
-        TypeError: an argument is no number, or `seed` or `stream` is not an integer.
+        TypeError: an argument is not a number, or `seed` or `stream` is not an integer.
         ValueError: a number is not finite, or `seed` or `stream` is outside [0, 2**32).
 
     Example:
@@ -239,7 +239,7 @@ class Orthogonal(ParameterizedInitializer):
         stream: which weight of the model this is, an integer in [0, 2**32).
 
     Raises:
-        TypeError: `gain` is no number, or `seed` or `stream` is not an integer.
+        TypeError: `gain` is not a number, or `seed` or `stream` is not an integer.
         ValueError: `gain` is not finite, or `seed` or `stream` is outside [0, 2**32).
 
     Example:
@@ -323,7 +323,7 @@ _PARAMETERS = {
 
 
 def portable_version(initializer: Any, seed: int, stream: int) -> SeededInitializer | None:
-    """The portable initializer with the distribution of another one, if there is one.
+    """Return the portable initializer with the distribution of another one, or None.
 
     Args:
         initializer: one of Keras's random initializers, or a seeded one of this package. A subclass
@@ -345,7 +345,7 @@ def portable_version(initializer: Any, seed: int, stream: int) -> SeededInitiali
 
 
 def _orthonormal_columns(normal: np.ndarray) -> np.ndarray:
-    """The orthogonal factor of a QR decomposition of a matrix of normal numbers, in distribution.
+    """Compute a matrix distributed as the orthogonal factor of a QR decomposition.
 
     A product of Householder reflections H_k = I - 2 v v' / (v' v), one for each column, that maps a
     vector of normal numbers onto the k-th axis. All vectors being known, the product is
@@ -374,7 +374,7 @@ def _orthonormal_columns(normal: np.ndarray) -> np.ndarray:
 
 
 def _solve_upper(upper: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """X with `upper` X = `right`, both upper triangular, by substitution in a fixed order."""
+    """Solve `upper` X = `right`, both upper triangular, by substitution in a fixed order."""
     for row in range(len(upper) - 1, -1, -1):
         right[row, row:] /= upper[row, row]
         right[:row, row:] -= upper[:row, row, None] * right[row, row:]
@@ -382,7 +382,7 @@ def _solve_upper(upper: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _product(integers: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """A matrix of integers, times one of real numbers that is split into two of integers."""
+    """Multiply a matrix of integers by one of real numbers, split into two of integers."""
     _, exponent = np.frexp(np.abs(real).max())
     # Integers of up to 20 bits or little more, summed over the columns, leave so many of 53.
     bits = min(21, 31 - int(integers.shape[1]).bit_length())
@@ -395,7 +395,7 @@ def _product(integers: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _float32_at_least(bound: float) -> float:
-    """The lowest float32 that is not below a number; never -0.0, of which 0.0 is not larger."""
+    """Return the lowest float32 that is not below a number; never -0.0."""
     nearest = np.float32(bound)
     if float(nearest) < bound:
         nearest = np.nextafter(nearest, np.float32(np.inf))
@@ -403,12 +403,12 @@ def _float32_at_least(bound: float) -> float:
 
 
 def _float32_at_most(bound: float) -> float:
-    """The highest float32 that is not above a number."""
+    """Return the highest float32 that is not above a number."""
     return 0.0 - _float32_at_least(-bound)
 
 
 def _float32_below(bound: float) -> float:
-    """The highest float32 that is below a number."""
+    """Return the highest float32 that is below a number."""
     nearest = np.float32(bound)
     if float(nearest) >= bound:
         nearest = np.nextafter(nearest, np.float32(-np.inf))

@@ -30,7 +30,7 @@ _blank = contextvars.ContextVar("blank", default=False)
 
 @contextlib.contextmanager
 def blank() -> Iterator[None]:
-    """A scope in which layers get zeros instead: for a model whose weights are about to be set."""
+    """Make initializers return zeros in a scope: for a model whose weights are about to be set."""
     token = _blank.set(True)
     try:
         yield
@@ -103,7 +103,7 @@ class SeededInitializer(keras.initializers.Initializer):
         return self._drawn(shape, self._transform(shape), np.float32)
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        """Draw the values as a tensor, the way Keras layers ask for them.
+        """Draw the values as a tensor, as Keras layers call it.
 
         Args:
             shape: the weight's dimensions, fully known.
@@ -143,7 +143,7 @@ class SeededInitializer(keras.initializers.Initializer):
 
 @keras.saving.register_keras_serializable(package="keras_freeze")
 class XavierNormal(SeededInitializer):
-    """Draw from N(0, 2 / (fan_in + fan_out)), the paper's standard initialisation (section 4).
+    """Draw from N(0, 2 / (fan_in + fan_out)), the paper's standard initialization (section 4).
 
     Not truncated: `keras.initializers.GlorotNormal` cuts at two standard deviations, this does not.
     The tails reach 8.3 standard deviations; the quantile is exact to 4e-11, relatively.
@@ -225,7 +225,7 @@ class PlusMinusSigma(SeededInitializer):
 class StandardNormal(SeededInitializer):
     """Draw from N(0, 1), whatever the shape.
 
-    It does not scale the variance with the layer: networks that the paper reinitialises from it
+    It does not scale the variance with the layer: networks that the paper re-initializes from it
     cannot be trained (supplement, "Reinitialization Tests", figure S3).
 
     Args:
@@ -252,7 +252,7 @@ class StandardNormal(SeededInitializer):
 class ConstantSigma(keras.initializers.Initializer):
     """Give every entry the value +sigma of pm_sigma; sigma^2 = 2 / (fan_in + fan_out).
 
-    It breaks no symmetry: networks that the paper reinitialises from it cannot be trained
+    It breaks no symmetry: networks that the paper re-initializes from it cannot be trained
     (supplement, "Reinitialization Tests", figure S3).
 
     Example:
@@ -261,7 +261,7 @@ class ConstantSigma(keras.initializers.Initializer):
     """
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        """Make the tensor, the way Keras layers ask for it.
+        """Make the tensor, as Keras layers call it.
 
         Args:
             shape: the weight's dimensions, fully known.
@@ -292,7 +292,7 @@ CONSTANTS: dict[str, type[keras.initializers.Initializer]] = {
 """What needs no seed, by name; a `.freeze` file has the value instead of a name."""
 
 INITIALIZERS: dict[str, type[keras.initializers.Initializer]] = {**DISTRIBUTIONS, **CONSTANTS}
-"""All initialisers by the names that `get`, `keras_freeze.reinitialize` and the models take."""
+"""All initializers by the names that `get`, `keras_freeze.reinitialize` and the models take."""
 
 
 def get(
@@ -301,7 +301,7 @@ def get(
     """Make the initializer of one weight of a model.
 
     Args:
-        identifier: a name in `INITIALIZERS`, or an initializer, which brings its own seed: a seeded
+        identifier: a name in `INITIALIZERS`, or an initializer, which has its own seed: a seeded
             one of this module gets the stream given here; a random one of Keras with an integer
             seed gets that seed plus `stream`, so that weights of one shape do not start equal; any
             other is returned as it is.

@@ -15,7 +15,7 @@ _RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
 
 
 def check_freeze_rate(freeze_rate: Any) -> float:
-    """Checks a freezing rate q and gives it as a Python float.
+    """Check a freezing rate q and return it as a Python float.
 
     Args:
         freeze_rate: A real number in [0, 1]. A NumPy number means the decimal it prints:
@@ -25,7 +25,7 @@ def check_freeze_rate(freeze_rate: Any) -> float:
         The rate.
 
     Raises:
-        TypeError: If `freeze_rate` is no real number; booleans are none here.
+        TypeError: If `freeze_rate` is not a real number; booleans are not numbers here.
         ValueError: If it is NaN or outside [0, 1].
 
     Example:
@@ -39,7 +39,7 @@ def check_freeze_rate(freeze_rate: Any) -> float:
 
 
 def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
-    """Counts the weights that a freezing rate leaves trainable: floor((1 - q) |W|).
+    """Count the weights that a freezing rate leaves trained: floor((1 - q) |W|).
 
     The rate is taken as the decimal number it prints, so that q = 0.9 of 430,500 weights leaves
     43,050 and not, as in binary floating point, 43,049.
@@ -52,7 +52,7 @@ def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
         The number of trained weights (the paper's algorithm 1, line 3).
 
     Raises:
-        TypeError: If an argument is no number.
+        TypeError: If an argument is not a number.
         ValueError: If the rate is outside [0, 1] or the count negative.
 
     Example:
@@ -65,7 +65,7 @@ def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
 
 
 def rescue_index(seed: int, position: int, size: int) -> int:
-    """Draws which weight is trained in a layer that would be left without any.
+    """Draw which weight is trained in a layer that would be left without any.
 
     The index is `(r * size) >> 64` for the first 64-bit word r of Philox 4x64 (ten rounds) with
     the key `(seed, position)` and the counter `(1, 0, 0, 0x726573637565)`: uniform up to
@@ -80,7 +80,7 @@ def rescue_index(seed: int, position: int, size: int) -> int:
         An index into the flattened weights.
 
     Raises:
-        TypeError: If an argument is no integer.
+        TypeError: If an argument is not an integer.
         ValueError: If an argument is out of range.
     """
     seed = check_int("seed", seed, end=2**64)
@@ -94,7 +94,7 @@ def rescue_index(seed: int, position: int, size: int) -> int:
 
 
 def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
-    """Marks the k largest scores over all arrays together, exactly k of them.
+    """Mark the k largest scores over all arrays together, exactly k of them.
 
     Ties go to the earlier array, and within an array to the lower flat index. No comparison with
     a threshold alone: where most scores are exactly 0 that would select them all.
@@ -158,7 +158,7 @@ def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
 
 
 def _sortable_keys(arrays: list[np.ndarray], piece: int = 1 << 18) -> Iterator[np.ndarray]:
-    """Gives float32 scores piece by piece as unsigned integers of the same order."""
+    """Yield float32 scores piece by piece as unsigned integers of the same order."""
     for array in arrays:
         flat = array.reshape(-1)
         for start in range(0, flat.size, piece):
@@ -168,7 +168,7 @@ def _sortable_keys(arrays: list[np.ndarray], piece: int = 1 << 18) -> Iterator[n
 
 
 def _bin_from_top(counts: np.ndarray, k: int) -> tuple[int, int]:
-    """Finds the bin that holds the k-th largest, and its place, from 1, within the bin."""
+    """Return the bin that holds the k-th largest, and its rank, from 1, within the bin."""
     from_top = np.cumsum(counts[::-1])
     index = int(np.searchsorted(from_top, k))
     above = int(from_top[index - 1]) if index else 0

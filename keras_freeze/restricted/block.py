@@ -40,12 +40,12 @@ class Block:
         self._indices, self._rows, self._columns, self._inside = self.variables
 
     def assign(self, trained: np.ndarray) -> None:
-        """Takes over another mask with as many trained weights."""
+        """Set another mask with as many trained weights."""
         for variable, part in zip(self.variables, self._parts(trained), strict=True):
             variable.assign(part)
 
     def gradient(self, inputs: Any, upstream: Any) -> Any:
-        """The kernel's gradient at its trained entries, from inputs and the outputs' gradient."""
+        """Compute the kernel's gradient at its trained entries."""
         if self._num_trained == 0:
             values = ops.zeros((0,), self._dtype)
             return backend.CompactGradient(values, self._indices, self._shape)
@@ -56,7 +56,7 @@ class Block:
         return backend.CompactGradient(values, self._indices, self._shape)
 
     def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
-        """The trained entries, their rows and columns, and where in the block they are."""
+        """Return the trained entries, their rows and columns, and where in the block they are."""
         axes = self.operation.axes
         matrices = as_matrices(trained, axes)
         rows, columns = _active(matrices)
@@ -73,7 +73,7 @@ class Block:
 
 
 def _numbers(entries: Sequence[np.ndarray], shape: Sequence[int], axes: tuple[int, ...]) -> Any:
-    """The numbers of entries along some axes taken together; 0 along none."""
+    """Return the indices of entries along some axes taken together; 0 along none."""
     if not axes:
         return 0
     sizes = tuple(shape[axis] for axis in axes)

@@ -1,4 +1,4 @@
-"""When a restricted weight gradient is faster than a whole one."""
+"""When a restricted weight gradient is faster than a full one."""
 
 import numpy as np
 
@@ -13,32 +13,34 @@ _MARGIN = 0.9
 
 
 def _active(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and the columns that hold a trained weight."""
+    """Return the rows and the columns that hold a trained weight."""
     rows, columns = matrices.any(axis=(0, 2)), matrices.any(axis=(0, 1))
     return np.flatnonzero(rows), np.flatnonzero(columns)
 
 
 def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool, bool] | None:
-    """Whether to take only some rows, and only some columns, of a kernel; None to leave it alone.
+    """Return whether to take only some rows, and only some columns; None to leave a kernel alone.
 
     Args:
         matrices: a mask of shape (places, rows, columns).
-        places: how many places inputs and outputs have; each brings one number for a channel.
+        places: how many places inputs and outputs have; each has one number for a channel.
 
     Returns:
-        The cheapest way, by the measured costs above.
+        The cheapest choice, by the measured costs above.
     """
     if not matrices.any():
         return True, True
-    costs = {way: float(np.dot(work, _COSTS)) for way, work in works(matrices, places).items()}
-    best = min(costs, key=lambda way: costs[way])
+    costs = {
+        choice: float(np.dot(work, _COSTS)) for choice, work in works(matrices, places).items()
+    }
+    best = min(costs, key=lambda choice: costs[choice])
     return best if costs[best] < _MARGIN * places[1] * matrices.size else None
 
 
 def works(
     matrices: np.ndarray, places: tuple[int, int]
 ) -> dict[tuple[bool, bool], tuple[int, int, int]]:
-    """What a restricted gradient does for one example, as counted in `_COSTS`.
+    """Count the work of a restricted gradient for one example, in the units of `_COSTS`.
 
     Args:
         matrices, places: as of `cheapest_block`.

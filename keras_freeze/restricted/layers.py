@@ -8,8 +8,8 @@ layers of a frozen model compute just the rows and columns that hold a trained w
 is cheaper, and hand on the gradient at the trained entries alone. The forward pass and the
 gradient of a layer's inputs stay what they are.
 
-The layers stay plain Keras layers: what `install` sets on an instance is no part of what Keras
-saves, exports or clones, and `restore` takes it away.
+The layers stay plain Keras layers: what `install` sets on an instance is not part of what Keras
+saves, exports or clones, and `restore` removes it.
 """
 
 import collections
@@ -33,17 +33,17 @@ def install(
     optimizer: FreezeOptimizer,
     find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
 ) -> list[str]:
-    """Lets the layers of a frozen model compute weight gradients only where they are needed.
+    """Let the layers of a frozen model compute weight gradients only where they are needed.
 
     They do so while the model itself is trained with this optimizer, and in no other pass. Left
-    alone are layers with a regulariser on the kernel, with LoRA or quantization, of other classes
+    alone are layers with a regularizer on the kernel, with LoRA or quantization, of other classes
     than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be faster.
 
     Args:
         model: a built model.
-        optimizer: its FreezeOptimizer. Without a mask, or where it updates in full shape, nothing
-            is done.
-        find_optimizer: gives the FreezeOptimizer that trains a model at present.
+        optimizer: its FreezeOptimizer. Without a mask, or where it uses the dense strategy,
+            nothing is done.
+        find_optimizer: returns the FreezeOptimizer that trains a model at present.
 
     Returns:
         The names of the layers that do so.
@@ -59,9 +59,9 @@ def install(
                 continue
             trained = update.trained(position)
             matrices = as_matrices(trained, operation.axes)
-            way = cheapest_block(matrices, operation.places(_input_shape(layer)))
-            if way is not None:
-                block = Block(operation, layer.kernel, trained, *way)
+            choice = cheapest_block(matrices, operation.places(_input_shape(layer)))
+            if choice is not None:
+                block = Block(operation, layer.kernel, trained, *choice)
                 update.blocks[position] = block
                 call = _restricted_call(layer, operation, weakref.ref(model), find_optimizer)
                 vars(layer)["call"] = call
@@ -70,7 +70,7 @@ def install(
 
 
 def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
-    """Undoes `install`, which `optimizer` was given."""
+    """Undo `install`, which was called with `optimizer`."""
     for layer in _keras_private.all_layers(model):
         if is_restricted(layer):
             del vars(layer)["call"]
@@ -80,7 +80,7 @@ def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> Non
 
 
 def is_restricted(layer: Any) -> bool:
-    """Whether `install` has changed a layer."""
+    """Return whether `install` has changed a layer."""
     call = vars(layer).get("call")
     return call is not None and getattr(call, _MARK, None) is call
 
@@ -89,7 +89,7 @@ _MARK = "restricts_weight_gradient"
 
 
 def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
-    """The layers whose gradient can be restricted, and what they compute."""
+    """Return the layers whose gradient can be restricted, and what they compute."""
     found = [(layer, _operation_of(layer)) for layer in _keras_private.all_layers(model)]
     found = [(layer, operation) for layer, operation in found if operation is not None]
     # Two layers with one kernel may compute different things with it.
@@ -98,7 +98,7 @@ def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
 
 
 def _operation_of(layer: Any) -> Any:
-    """What a layer computes, if its gradient can be restricted, else None."""
+    """Return what a layer computes, if its gradient can be restricted, else None."""
     kind = type(layer)  # not a subclass, which may compute anything
     if kind not in _CLASSES or not layer.built or "call" in vars(layer):
         return None
@@ -130,7 +130,7 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
-    """None of a layer that was not built by Keras."""
+    """Return a layer's input shape; None if it was not built by Keras."""
     return (layer.get_build_config() or {}).get("input_shape")
 
 
@@ -140,7 +140,7 @@ def _restricted_call(
     model: Callable[[], keras.Model | None],
     find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
 ) -> Callable[..., Any]:
-    """A layer's `call` that restricts the gradient while its model is trained."""
+    """Return a `call` of a layer that restricts the gradient while its model is trained."""
     ordinary = layer.call
 
     @functools.wraps(ordinary)
@@ -163,7 +163,7 @@ def _restricted_call(
 
 
 def _is_trained(layer: Any, model: keras.Model | None) -> bool:
-    """Whether a layer is being called to train this model, and nothing else."""
+    """Return whether a layer is being called to train this model, and nothing else."""
     return (
         _keras_private.is_training_call_of(model)
         and not backend.wants_all_gradients()

@@ -15,7 +15,7 @@ Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def as_matrices(kernel: np.ndarray, axes: Axes) -> np.ndarray:
-    """An array of a kernel's shape as one of shape (places, rows, columns)."""
+    """Reshape an array of a kernel's shape to (places, rows, columns)."""
     sizes = [math.prod(kernel.shape[axis] for axis in group) for group in axes]
     return kernel.transpose(sum(axes, ())).reshape(sizes)
 
@@ -31,7 +31,7 @@ class MatrixProduct:
         axes: which axes of the kernel are places, rows and columns.
 
     Raises:
-        ValueError: if the equation is no matrix product.
+        ValueError: if the equation is not a matrix product.
     """
 
     def __init__(self, equation: str, apply: Callable[[Any, Any], Any]) -> None:
@@ -48,7 +48,7 @@ class MatrixProduct:
             or [letter for letter in self._outputs if letter not in self._columns] != kept
             or not set(self._columns) <= set(self._outputs)
         ):
-            raise ValueError(f"This is no matrix product. Received: equation={equation!r}")
+            raise ValueError(f"This is not a matrix product. Received: equation={equation!r}")
         rows, columns = (
             tuple(self._kernel.index(letter) for letter in letters)
             for letters in (self._rows, self._columns)
@@ -56,7 +56,7 @@ class MatrixProduct:
         self.axes: Axes = (), rows, columns
 
     def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
-        """How many rows the matrices of one example's inputs and outputs have."""
+        """Return how many rows the matrices of one example's inputs and outputs have."""
         spread = len(input_shape) - len(self._inputs.replace(".", ""))
         letters = self._inputs.replace(".", "." * spread)
         sizes = [
@@ -69,7 +69,7 @@ class MatrixProduct:
     def gradient(
         self, inputs: Any, upstream: Any, rows: Any, columns: Any, shape: Sequence[int]
     ) -> Any:
-        """The kernel's gradient in some rows and columns, None meaning all, flat."""
+        """Compute the kernel's gradient in some rows and columns (None: all), flat."""
         sizes = dict(zip(self._kernel, shape, strict=True))
         x = _as_matrix(inputs, self._inputs, self._rows, sizes)
         dy = _as_matrix(upstream, self._outputs, self._columns, sizes)
@@ -79,7 +79,7 @@ class MatrixProduct:
 
 
 def _as_matrix(tensor: Any, term: str, last: Sequence[str], sizes: dict[str, int]) -> Any:
-    """A tensor with the axes `last`, of these sizes, as columns, and all others as rows."""
+    """Reshape a tensor to the axes `last`, of these sizes, as columns, and all others as rows."""
     spread = len(tensor.shape) - len(term.replace(".", ""))
     letters = [*term.replace(".", "0123456789"[:spread])]
     first = [letter for letter in letters if letter not in last]
@@ -106,13 +106,13 @@ class Convolution:
         self.axes: Axes = tuple(range(rank)), (rank,), (rank + 1,)
 
     def apply(self, inputs: Any, kernel: Any) -> Any:
-        """The convolution of inputs with a kernel, as the layer computes it."""
+        """Compute the convolution of inputs with a kernel, as the layer does."""
         if self._layer.padding == "causal":  # only Conv1D has it
             return self._apply_padded(inputs, kernel)
         return self._layer.convolution_op(inputs, kernel)
 
     def _apply_padded(self, inputs: Any, kernel: Any) -> Any:
-        """The convolution where padding is done apart."""
+        """Compute the convolution with a separate padding."""
         layer = self._layer
         return ops.conv(
             ops.pad(inputs, self._paddings()),
@@ -139,7 +139,7 @@ class Convolution:
         return [[0, 0], *paddings]
 
     def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
-        """How many places the inputs and the outputs of one example have."""
+        """Return how many places the inputs and the outputs of one example have."""
         outputs = self._layer.compute_output_shape(input_shape)
         return self._num_places(input_shape), self._num_places(outputs)
 
@@ -150,7 +150,7 @@ class Convolution:
     def gradient(
         self, inputs: Any, upstream: Any, rows: Any, columns: Any, shape: Sequence[int]
     ) -> Any:
-        """The kernel's gradient in some rows and columns, None meaning all."""
+        """Compute the kernel's gradient in some rows and columns (None: all)."""
         x = _take(inputs, rows, self._channels)
         dy = _take(upstream, columns, self._channels)
         channels = [ops.shape(tensor)[self._channels] for tensor in (x, dy)]

@@ -3,28 +3,27 @@
 import keras
 
 from keras_freeze.model_state import (
+    ModelOptimizers,
     check_model,
-    freeze_optimizer_in,
     optimizer_in_training,
-    required_optimizer,
-    trace_again,
+    retrace,
 )
 from keras_freeze.restricted import layers as sparse_gradients
 
 
 def restrict_gradients(model: keras.Model) -> list[str]:
-    """Computes weight gradients only where weights are trained, in layers where that is faster.
+    """Compute weight gradients only where weights are trained, in layers where that is faster.
 
-    `freeze` and `keras_freeze.load` do this. It is left to do where a frozen model came from
-    somewhere else, such as `keras.models.load_model`, whose layers know nothing of the mask.
+    `freeze` and `keras_freeze.load` do this. Call it for a frozen model from elsewhere, such as
+    `keras.models.load_model`, whose layers do not know the mask.
 
     While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
     Conv2D and Conv3D then get `tf.IndexedSlices` with the gradient of the trained entries. All
     else is as before, the layers' outputs and what is saved or exported included.
 
     Args:
-        model: a model with a FreezeOptimizer. Without a mask, or where the optimizer updates whole
-            variables, gradients stay as they are.
+        model: a model with a FreezeOptimizer. Without a mask, or where the optimizer uses the
+            dense strategy, gradients stay as they are.
 
     Returns:
         The names of the layers whose gradient is restricted.
@@ -39,13 +38,15 @@ def restrict_gradients(model: keras.Model) -> list[str]:
     keras_freeze.restrict_gradients(model)
     ```
     """
-    freeze_optimizer_in(required_optimizer(model))
+    check_model(model)
+    ModelOptimizers(model).required()
     names = restrict_where_trained(model)
-    trace_again(model)
+    retrace(model)
     return names
 
 
 def restrict_where_trained(model: keras.Model) -> list[str]:
+    """Restrict gradients, or restore them where the model is not trained by a FreezeOptimizer."""
     freeze_optimizer = optimizer_in_training(model)
     if freeze_optimizer is not None:
         return sparse_gradients.install(model, freeze_optimizer, optimizer_in_training)
@@ -54,16 +55,16 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
 
 
 def restore_gradients(model: keras.Model) -> None:
-    """Takes away the restricted weight gradients of `freeze`; the model trains as before.
+    """Remove the restricted weight gradients of `freeze`; the model trains as before.
 
-    For passes of one's own that differentiate a frozen model in training mode and need the
-    gradients of frozen weights.
+    For custom code that differentiates a frozen model in training mode and needs the gradients
+    of frozen weights.
 
     Args:
         model: any model; nothing happens to one without restricted gradients.
 
     Raises:
-        TypeError: if it is no model.
+        TypeError: if it is not a `keras.Model`.
 
     Example:
 
@@ -73,4 +74,4 @@ def restore_gradients(model: keras.Model) -> None:
     """
     check_model(model)
     sparse_gradients.restore(model, optimizer_in_training(model))
-    trace_again(model)
+    retrace(model)

@@ -52,7 +52,7 @@ def messages_of(function):
         warnings.simplefilter("always")
         function()
     of_user = [str(w.message) for w in caught if w.category is UserWarning]
-    words = ("anew", "can be loaded with", "portable version", "keep their values")
+    words = ("replaces all weights", "can be loaded with", "portable version", "keep their values")
     return [message for message in of_user if any(word in message for word in words)]
 
 

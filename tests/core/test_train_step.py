@@ -490,7 +490,7 @@ def test_a_step_that_hands_nothing_to_a_freeze_optimizer_is_an_error():
     model.run = None
     type_of_step = make_step(lambda self, data: None)
     model.train_step = type_of_step.__get__(model)
-    with pytest.raises(ValueError, match="gave no gradient to a FreezeOptimizer"):
+    with pytest.raises(ValueError, match="passed no gradient to a FreezeOptimizer"):
         kf.freeze(model, blobs()[0])
 
 

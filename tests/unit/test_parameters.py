@@ -349,7 +349,7 @@ def test_exclude_of_another_type_is_refused(bad):
 
 @pytest.mark.parametrize("bad", ["", "/fc1", "fc1/", "fc1//kernel"])
 def test_empty_path_components_are_refused(bad):
-    with pytest.raises(ValueError, match=r"`exclude` must hold .*Received"):
+    with pytest.raises(ValueError, match=r"`exclude` must be .*Received"):
         normalize_exclude(bad)
 
 

@@ -1,0 +1,92 @@
+"""Masks that a criterion computes: from the gradients of a loss, or of a model's `train_step`."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend, criteria
+from keras_freeze.criteria.scoring import scores_of_gradients, scores_of_loss
+from keras_freeze.gradients.data import Batches
+from keras_freeze.gradients.loss import loss_scale
+from keras_freeze.gradients.recording import RecordedGradients
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.parameters import Parameter, classify, frozen_candidates, warn_of_unknown
+
+
+def mask_of_loss(
+    model: keras.Model,
+    parameters: list[Parameter],
+    batches: Batches,
+    optimizer: FreezeOptimizer,
+    loss: Any,
+    outer: Any,
+) -> FreezeMask:
+    """Compute a mask from the gradients of the loss that `fit` minimizes.
+
+    Args:
+        model: the model.
+        parameters: all variables that the FreezeOptimizer updates, classified.
+        batches: the data.
+        optimizer: the FreezeOptimizer, with the settings.
+        loss: one loss, as in `freeze`. None: the one that the model is compiled with.
+        outer: the optimizer that `optimizer` is inside of, which may scale the loss.
+    """
+    candidates = _candidates(parameters, optimizer)
+    with backend.outside_strategy():
+        scores = scores_of_loss(
+            model,
+            candidates,
+            batches,
+            optimizer.criterion,
+            seed=optimizer.seed,
+            loss=loss,
+            scale=loss_scale(outer),
+        )
+    return _mask_of_scores(candidates, scores, optimizer)
+
+
+def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> FreezeMask:
+    """Compute a mask from the gradients that a `train_step` has passed to a FreezeOptimizer.
+
+    Args:
+        recorded: the gradients.
+        variables: all variables that the FreezeOptimizer updates; what came without a gradient is
+            trained.
+    """
+    optimizer = recorded.optimizer
+    if criteria.as_grasp(optimizer.criterion) is not None:
+        raise ValueError(
+            'The criterion "grasp" needs the Hessian of the loss, which a model\'s own '
+            "`train_step` does not provide: give `freeze` a `loss`, or use another criterion."
+        )
+    parameters = classify(variables, optimizer.exclude)
+    with_gradient = [p for p in parameters if id(p.variable) in recorded.gradients]
+    candidates = _candidates(with_gradient, optimizer)
+    gradients = [recorded.gradients[id(p.variable)] for p in candidates]
+    scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
+    return _mask_of_scores(candidates, scores, optimizer)
+
+
+def _candidates(parameters: list[Parameter], optimizer: FreezeOptimizer) -> list[Parameter]:
+    """Return the parameters whose entries may be frozen; warn of those of unknown names."""
+    candidates = frozen_candidates(parameters)
+    if optimizer.freeze_rate > 0:
+        warn_of_unknown(parameters, stacklevel=5)
+    return candidates
+
+
+def _mask_of_scores(
+    candidates: list[Parameter], scores: list[np.ndarray], optimizer: FreezeOptimizer
+) -> FreezeMask:
+    if not any(array.any() for array in scores):
+        criteria.warn_of_zero_scores(stacklevel=5)
+    return FreezeMask.from_scores(
+        scores,
+        optimizer.freeze_rate,
+        seed=optimizer.seed,
+        positions=[p.position for p in candidates],
+        paths=[p.path for p in candidates],
+        variables=[p.variable for p in candidates],
+    )
