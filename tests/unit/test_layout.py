@@ -39,9 +39,11 @@ def modules() -> dict[str, Path]:
 
 
 def statements(tree, into_functions):
-    """All statements of a module; those of functions only if asked for."""
+    """All statements of a module that run; those of functions only if asked for."""
     for node in tree:
         yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
         if isinstance(node, ast.FunctionDef) and not into_functions:
             continue
         for name in ("body", "orelse", "handlers", "finalbody"):
