@@ -12,7 +12,7 @@ ALIASES = {
     "datasets": "paper.datasets",
     "experiments": "paper.experiments",
     "models": "paper.models",
-    "plots": "paper.figures",
+    "plots": "paper.plots",
     "runs": "paper.runs",
     "saliency": "criteria",
     "training": "paper.training",

@@ -1,4 +1,8 @@
-"""Text from files and errors, made safe to print."""
+"""Text from files and errors made safe to print; times in words; values for JSON."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
 
 _MOST_CHAINED = 20_000  # characters of an error that is shown beside another one
 
@@ -28,3 +32,27 @@ def printable_cause(error: BaseException) -> BaseException | None:
             return None
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return error
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, such as "2 min 05 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value as JSON can hold it: lists for tuples, None for numbers that are not finite.
+
+    Args:
+        value: mappings, lists and tuples, as deep as may be, of what `json` writes.
+    """
+    if isinstance(value, Mapping):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value

@@ -7,7 +7,6 @@ loss (`from_logits=True`).
 """
 
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +14,7 @@ import keras
 from keras import layers
 
 from keras_freeze import initializers
+from keras_freeze._utils.validation import check_int, type_error, value_error
 
 _FORMAT = "channels_last"
 
@@ -37,7 +37,7 @@ def lenet_300_100(
         num_classes: number of logits, at least 1.
         input_shape: shape of one image (or any array), without the batch axis; it is flattened.
         initializer: "xavier_normal", "kaiming_uniform", "pm_sigma", or a Keras initializer, which
-            brings its own seed (see `keras_freeze.initializers.get`).
+            has its own seed (see `keras_freeze.initializers.get`).
         seed: the model's seed, an integer in [0, 2**32).
 
     Returns:
@@ -53,7 +53,7 @@ def lenet_300_100(
         >>> lenet_300_100(seed=1).count_params()
         266610
     """
-    classes, shape = _check_classes(num_classes), _check_dimensions(input_shape)
+    classes, shape = _check_sizes(num_classes, input_shape)
     kernel = _kernels(initializer, seed)
     image = keras.Input(shape, name="image")
     x = layers.Flatten(data_format=_FORMAT, name="flatten")(image)
@@ -78,24 +78,19 @@ def lenet_5_caffe(
         num_classes: number of logits, at least 1.
         input_shape: `(height, width, channels)`, height and width at least 16, so that a pixel is
             left after both convolutions (no padding) and poolings.
-        initializer: "xavier_normal", "kaiming_uniform", "pm_sigma", or a Keras initializer, which
-            brings its own seed (see `keras_freeze.initializers.get`).
-        seed: the model's seed, an integer in [0, 2**32).
+        initializer, seed: as in `lenet_300_100`.
 
     Returns:
         A model from `(batch, height, width, channels)` to logits `(batch, num_classes)`.
 
     Raises:
-        TypeError: `num_classes`, a dimension or `seed` is not an integer, or `initializer` is not
-            an initializer.
-        ValueError: `num_classes` is below 1, the image is too small or not of rank 3, `seed` is
-            outside [0, 2**32), or the initializer's name is unknown.
+        TypeError, ValueError: as in `lenet_300_100`, and for an image that is too small.
 
     Example:
         >>> lenet_5_caffe(seed=1).count_params()
         431080
     """
-    classes, shape = _check_classes(num_classes), _check_image(input_shape, smallest=16)
+    classes, shape = _check_sizes(num_classes, input_shape, smallest=16)
     kernel = _kernels(initializer, seed)
     x = image = keras.Input(shape, name="image")
     for number, filters in enumerate((20, 50), start=1):
@@ -125,24 +120,19 @@ def vgg16_d(
         input_shape: `(height, width, channels)`, height and width at least 32, so that a pixel is
             left after five poolings. Up to 63 exactly one is left, as in the paper; from 64 on the
             first dense layer grows with what is left.
-        initializer: "xavier_normal", "kaiming_uniform", "pm_sigma", or a Keras initializer, which
-            brings its own seed (see `keras_freeze.initializers.get`).
-        seed: the model's seed, an integer in [0, 2**32).
+        initializer, seed: as in `lenet_300_100`.
 
     Returns:
         A model from `(batch, height, width, channels)` to logits `(batch, num_classes)`.
 
     Raises:
-        TypeError: `num_classes`, a dimension or `seed` is not an integer, or `initializer` is not
-            an initializer.
-        ValueError: `num_classes` is below 1, the image is too small or not of rank 3, `seed` is
-            outside [0, 2**32), or the initializer's name is unknown.
+        TypeError, ValueError: as in `lenet_300_100`, and for an image that is too small.
 
     Example:
         >>> vgg16_d(num_classes=100, initializer="kaiming_uniform").output_shape
         (None, 100)
     """
-    classes, shape = _check_classes(num_classes), _check_image(input_shape, smallest=32)
+    classes, shape = _check_sizes(num_classes, input_shape, smallest=32)
     kernel = _kernels(initializer, seed)
     x = image = keras.Input(shape, name="image")
     conv_number = itertools.count(1)
@@ -183,24 +173,19 @@ def resnet34(
         num_classes: number of logits, at least 1.
         input_shape: `(height, width, channels)`, height and width at least 16: four stages halve
             them. What is left is averaged; 64 x 64 leaves the paper's 4 x 4.
-        initializer: "xavier_normal", "kaiming_uniform", "pm_sigma", or a Keras initializer, which
-            brings its own seed (see `keras_freeze.initializers.get`).
-        seed: the model's seed, an integer in [0, 2**32).
+        initializer, seed: as in `lenet_300_100`.
 
     Returns:
         A model from `(batch, height, width, channels)` to logits `(batch, num_classes)`.
 
     Raises:
-        TypeError: `num_classes`, a dimension or `seed` is not an integer, or `initializer` is not
-            an initializer.
-        ValueError: `num_classes` is below 1, the image is too small or not of rank 3, `seed` is
-            outside [0, 2**32), or the initializer's name is unknown.
+        TypeError, ValueError: as in `lenet_300_100`, and for an image that is too small.
 
     Example:
         >>> resnet34(num_classes=10, input_shape=(32, 32, 3)).output_shape
         (None, 10)
     """
-    classes, shape = _check_classes(num_classes), _check_image(input_shape, smallest=16)
+    classes, shape = _check_sizes(num_classes, input_shape, smallest=16)
     kernel = _kernels(initializer, seed)
     image = keras.Input(shape, name="image")
     x = _conv_bn(image, 64, 3, 1, "conv1", kernel)
@@ -234,7 +219,7 @@ def _res_block(x: Any, filters: int, stride: int, name: str, kernel: _NextKernel
 
 
 def _conv_bn(x: Any, filters: int, size: int, stride: int, name: str, kernel: _NextKernel) -> Any:
-    """Convolution without bias and BatchNorm, padded by size // 2 on every side."""
+    """Apply a convolution without bias and BatchNorm, padded by size // 2 on every side."""
     if size > 1:
         # padding="same" would pad a strided convolution on the right and below only
         x = layers.ZeroPadding2D(size // 2, data_format=_FORMAT, name=f"{name}_pad")(x)
@@ -260,47 +245,22 @@ def _batch_norm(name: str) -> keras.layers.Layer:
 
 
 def _kernels(initializer: _Initializer, seed: int) -> _NextKernel:
-    """A function that makes the initializer of the next kernel of the model each time."""
+    """Return a function that returns the initializer of the next kernel of the model each time."""
     streams = itertools.count()
     return lambda: initializers.get(initializer, seed, next(streams))
 
 
-def _check_classes(num_classes: Any) -> int:
-    return _check_positive("num_classes", num_classes, "num_classes", num_classes)
-
-
-def _check_dimensions(input_shape: Any) -> tuple[int, ...]:
+def _check_sizes(
+    num_classes: Any, input_shape: Any, smallest: int | None = None
+) -> tuple[int, tuple[int, ...]]:
+    """Return classes and shape, of an image with sides of at least `smallest` if that is given."""
+    classes = check_int("num_classes", num_classes, minimum=1)
     if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
-        raise TypeError(
-            "input_shape must be a sequence of positive integers, the shape of one image. "
-            f"Received: input_shape={input_shape!r}"
-        )
-    if not input_shape:
-        raise ValueError("input_shape must have at least one dimension. Received: input_shape=()")
-    return tuple(
-        _check_positive("every dimension of input_shape", dimension, "input_shape", input_shape)
-        for dimension in input_shape
-    )
-
-
-def _check_image(input_shape: Any, smallest: int) -> tuple[int, ...]:
-    shape = _check_dimensions(input_shape)
-    if len(shape) != 3 or min(shape[:2]) < smallest:
-        raise ValueError(
-            "input_shape must be (height, width, channels) with height and width at least "
-            f"{smallest} for this network. Received: input_shape={input_shape!r}"
-        )
-    return shape
-
-
-def _check_positive(what: str, value: Any, name: str, received: Any) -> int:
-    message = f"{what} must be an integer, at least 1. Received: {name}={received!r}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(message) from None
-    if isinstance(value, bool):
-        raise TypeError(message)
-    if number < 1:
-        raise ValueError(message)
-    return number
+        raise type_error("input_shape", input_shape, "a sequence of positive integers")
+    shape = tuple(check_int("input_shape", dimension, minimum=1) for dimension in input_shape)
+    if not shape:
+        raise value_error("input_shape", input_shape, "of at least one dimension")
+    if smallest is not None and (len(shape) != 3 or min(shape[:2]) < smallest):
+        accepted = f"(height, width, channels) with height and width at least {smallest}"
+        raise value_error("input_shape", input_shape, accepted)
+    return classes, shape

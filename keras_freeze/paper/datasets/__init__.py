@@ -1,6 +1,6 @@
-"""The paper's data sets, standardised and split; and 5,000 digits that need no download.
+"""The paper's data sets, standardized and split; and 5,000 digits that need no download.
 
-`load` gives a `tf.data.Dataset`, `load_arrays` NumPy arrays, `info` the facts about a data set,
+`load` returns a `tf.data.Dataset`, `load_arrays` NumPy arrays, `info` the facts about a data set,
 `NAMES` all the names.
 """
 

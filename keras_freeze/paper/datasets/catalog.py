@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from keras_freeze._utils.validation import check_one_of
+
 
 @dataclass(frozen=True)
 class DatasetInfo:
@@ -18,7 +20,7 @@ class DatasetInfo:
         validation_fraction: the share of the training set that is held out for validation
             when `validation_fraction=None`.
         augment: whether training images are flipped and shifted when `augment=None`.
-        per_channel: whether each colour channel is standardised by its own mean and deviation.
+        per_channel: whether each color channel is standardized by its own mean and deviation.
     """
 
     name: str
@@ -42,7 +44,7 @@ class DatasetInfo:
         }
 
 
-_COLOUR: dict[str, Any] = {"batch_size": 128, "augment": True, "per_channel": True}
+_COLOR: dict[str, Any] = {"batch_size": 128, "augment": True, "per_channel": True}
 
 _INFOS = {
     entry.name: entry
@@ -50,9 +52,9 @@ _INFOS = {
         # 500 of each digit: 50 for the test set, 50 for validation, 400 for training.
         DatasetInfo("mnist_5k", (28, 28, 1), 10, 4_500, 500, 100, validation_fraction=1 / 9),
         DatasetInfo("mnist", (28, 28, 1), 10, 60_000, 10_000, 100),
-        DatasetInfo("cifar10", (32, 32, 3), 10, 50_000, 10_000, **_COLOUR),
-        DatasetInfo("cifar100", (32, 32, 3), 100, 50_000, 10_000, **_COLOUR),
-        DatasetInfo("tiny_imagenet", (64, 64, 3), 200, 100_000, 10_000, **_COLOUR),
+        DatasetInfo("cifar10", (32, 32, 3), 10, 50_000, 10_000, **_COLOR),
+        DatasetInfo("cifar100", (32, 32, 3), 100, 50_000, 10_000, **_COLOR),
+        DatasetInfo("tiny_imagenet", (64, 64, 3), 200, 100_000, 10_000, **_COLOR),
     )
 }
 
@@ -79,6 +81,4 @@ def info(name: str) -> DatasetInfo:
         >>> info("mnist").num_examples
         {'train': 54000, 'validation': 6000, 'test': 10000}
     """
-    if name not in NAMES:
-        raise ValueError(f"There is no such data set; choose one of {NAMES}. Received: {name=}")
-    return _INFOS[name]
+    return _INFOS[check_one_of("name", name, NAMES)]

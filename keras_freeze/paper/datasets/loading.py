@@ -1,16 +1,16 @@
-"""Standardised images, as a `tf.data.Dataset` or as NumPy arrays."""
+"""Standardized images, as a `tf.data.Dataset` or as NumPy arrays."""
 
 import functools
 import itertools
 import os
 from collections.abc import Iterator
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_freeze._utils.validation import check_bool, check_int, check_one_of, value_error
 from keras_freeze.paper.datasets import augmentation, catalog, sources
-from keras_freeze.paper.datasets.splitting import split_indices
+from keras_freeze.paper.datasets.splitting import check_fraction, split_indices
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -30,7 +30,7 @@ def load(
     data_dir: PathLike | None = None,
     validation_fraction: float | None = None,
 ) -> "tf.data.Dataset":
-    """Load one split of a data set, standardised, batched and ready for `fit`.
+    """Load one split of a data set, standardized, batched and ready for `fit`.
 
     The training split comes in a new random order, with new flips and shifts, on each pass over
     the dataset. Order and draws depend on `seed` and on the number of the pass alone: a second
@@ -38,11 +38,11 @@ def load(
     random numbers in between. Validation and test come in a fixed order and are never augmented.
     The images stay in memory as bytes; batches are made from them as they are needed.
 
-    Standardisation (the paper, section 4): the mean of the whole training set, validation images
+    Standardization (the paper, section 4): the mean of the whole training set, validation images
     included, is subtracted and the result divided by the set's deviation; one scalar each for
-    MNIST, one per colour channel for CIFAR and Tiny ImageNet. Augmentation: each image is
+    MNIST, one per color channel for CIFAR and Tiny ImageNet. Augmentation: each image is
     mirrored left to right with probability 1/2 and moved by up to 4 pixels each way. What moves
-    in is zero after standardisation, the mean colour, as in SNIP's published code.
+    in is zero after standardization, the mean color, as in SNIP's published code.
 
     Args:
         name: one of `NAMES`. "mnist_5k" needs no network; the others come through
@@ -50,7 +50,7 @@ def load(
         split: "train", "validation" or "test". Tiny ImageNet's own test images have no labels:
             its 10,000 official validation images are the test split, and validation is held out
             from the training images as for the others.
-        batch_size: images a batch; the last one may be smaller. None: the paper's, see `info`.
+        batch_size: images per batch; the last one may be smaller. None: the paper's, see `info`.
         augment: whether to flip and shift. None: on for the training split of CIFAR and Tiny
             ImageNet, else off.
         seed: a non-negative integer. It chooses the validation images, the order and the
@@ -81,18 +81,13 @@ def load(
         ((32, 28, 28, 1), (32,))
     """
     facts = catalog.info(name)
-    _check_split(split)
-    batch_size = facts.batch_size if batch_size is None else batch_size
-    _check_integer("batch_size", batch_size, minimum=1)
-    training = split == "train"
-    if augment is None:
-        augment = facts.augment and training
-    if not isinstance(augment, bool):
-        raise TypeError(f"augment must be True, False or None. Received: {augment=}")
+    training = check_one_of("split", split, SPLITS) == "train"
+    if batch_size is None:
+        batch_size = facts.batch_size
+    check_int("batch_size", batch_size, minimum=1)
+    augment = check_bool("augment", facts.augment and training if augment is None else augment)
     if augment and not training:
-        raise ValueError(
-            f"Only the training split may be augmented. Received: {augment=}, {split=}"
-        )
+        raise value_error("augment", augment, f"False for the split {split!r}")
     tf = sources.import_tensorflow()
     images, labels, members = _select(name, split, seed, data_dir, validation_fraction)
     mean, scale = _statistics(name, _as_text(data_dir))
@@ -108,10 +103,10 @@ def load(
             yield images[chosen], labels[chosen], flip[start:stop], shift[start:stop]
 
     def finish(images: Any, labels: Any, flip: Any, shift: Any) -> tuple[Any, Any]:
-        standardised = (tf.cast(images, tf.float32) - mean) * scale
+        standardized = (tf.cast(images, tf.float32) - mean) * scale
         if augment:
-            standardised = augmentation.flip_and_shift(standardised, flip, shift)
-        return standardised, labels
+            standardized = augmentation.flip_and_shift(standardized, flip, shift)
+        return standardized, labels
 
     signature = (
         tf.TensorSpec((None, *facts.image_shape), tf.uint8),
@@ -132,12 +127,12 @@ def load_arrays(
     data_dir: PathLike | None = None,
     validation_fraction: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Load one split of a data set, standardised, as NumPy arrays in memory.
+    """Load one split of a data set, standardized, as NumPy arrays in memory.
 
     The images are those of `load`, bit for bit, without augmentation. The training split comes in
-    a random order that depends on `seed`, so that its first rows are a fair sample.
+    a random order that depends on `seed`, so that its first rows are a random sample.
 
-    The arrays take 4 bytes a value: 170 MB for MNIST's training split, 550 MB for CIFAR's, 4.4 GB
+    The arrays take 4 bytes per value: 170 MB for MNIST's training split, 550 MB for CIFAR's, 4.4 GB
     for Tiny ImageNet's.
 
     Args:
@@ -149,7 +144,7 @@ def load_arrays(
 
     Returns:
         Images, float32 of shape (n, height, width, channels), and labels, int32 of shape (n,).
-        Both are the caller's to change.
+        Both are copies.
 
     Raises:
         ValueError, TypeError, FileNotFoundError, ConnectionError, ImportError: as in `load`; but
@@ -162,10 +157,10 @@ def load_arrays(
     """
     images, labels, members = _select(name, split, seed, data_dir, validation_fraction)
     mean, scale = _statistics(name, _as_text(data_dir))
-    standardised = images[members].astype(np.float32)
-    standardised -= mean
-    standardised *= scale
-    return standardised, labels[members]
+    standardized = images[members].astype(np.float32)
+    standardized -= mean
+    standardized *= scale
+    return standardized, labels[members]
 
 
 def _select(
@@ -175,29 +170,24 @@ def _select(
     data_dir: PathLike | None,
     validation_fraction: float | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Raw images and labels, and the positions of those that make up the split."""
+    """Return raw images and labels, and the positions of those that make up the split."""
     facts = catalog.info(name)
-    _check_split(split)
-    _check_integer("seed", seed, minimum=0)
-    fraction = facts.validation_fraction if validation_fraction is None else validation_fraction
-    if isinstance(fraction, bool) or not isinstance(fraction, Real):
-        raise TypeError(f"validation_fraction must be a number. Received: {validation_fraction=}")
-    if not 0 < fraction < 1:
-        raise ValueError(
-            f"validation_fraction must lie between 0 and 1, both excluded. "
-            f"Received: {validation_fraction=}"
-        )
+    check_one_of("split", split, SPLITS)
+    check_int("seed", seed)
+    fraction = facts.validation_fraction
+    if validation_fraction is not None:
+        fraction = check_fraction("validation_fraction", validation_fraction)
     part = "test" if split == "test" else "train"
     images, labels = sources.read(name, part, _as_text(data_dir))
     if split == "test":
         return images, labels, np.arange(len(labels))
-    training, validation = split_indices(labels, float(fraction), seed)
+    training, validation = split_indices(labels, fraction, seed)
     return images, labels, training if split == "train" else validation
 
 
 @functools.lru_cache(maxsize=4)
 def _statistics(name: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and reciprocal deviation of the whole training set's bytes.
+    """Return mean and reciprocal deviation of the whole training set's bytes.
 
     Both float32, of shape (channels,) where each channel has its own, else of shape (1,).
     """
@@ -218,15 +208,3 @@ def _as_text(data_dir: PathLike | None) -> str | None:
     if data_dir is None:
         return None
     return os.path.abspath(os.path.expanduser(os.fspath(data_dir)))
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {SPLITS}. Received: {split=}")
-
-
-def _check_integer(name: str, value: int, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer. Received: {name}={value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}. Received: {name}={value!r}")

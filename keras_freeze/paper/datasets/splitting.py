@@ -1,6 +1,10 @@
 """The validation split."""
 
+from typing import Any
+
 import numpy as np
+
+from keras_freeze._utils.validation import check_number, value_error
 
 
 def split_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -25,10 +29,8 @@ def split_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.nd
     count = len(labels)
     num_held_out = round(fraction * count)
     if not 0 < num_held_out < count:
-        raise ValueError(
-            f"validation_fraction must leave images on both sides of the split of {count}. "
-            f"Received: validation_fraction={fraction}"
-        )
+        accepted = f"a share that leaves images on both sides of the split of {count}"
+        raise value_error("validation_fraction", fraction, accepted)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
     order = rng.permutation(count)
     # How far down its own class, in random order, an example stands: from 0 to 1.
@@ -38,5 +40,13 @@ def split_indices(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.nd
         standing[members] = (np.arange(len(members)) + 0.5) / len(members)
     held_out = np.zeros(count, bool)
     held_out[order[np.argsort(standing[order], kind="stable")][:num_held_out]] = True
-    # Shuffled anew: in `order`, what is left of the first places is no fair sample.
+    # Shuffled again: in `order`, what is left of the first places is not a random sample.
     return rng.permutation(np.flatnonzero(~held_out)), np.flatnonzero(held_out)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Return a share between 0 and 1, both excluded, as a Python float."""
+    fraction = check_number(name, value, 0.0, 1.0)
+    if fraction in (0.0, 1.0):
+        raise value_error(name, value, "a number between 0 and 1, both excluded")
+    return fraction

@@ -29,9 +29,9 @@ def find_source(manual_dir: Path) -> Path | None:
 class TinyImagenet(tfds.core.GeneratorBasedBuilder):
     """Tiny ImageNet: 64x64 RGB images of 200 classes of ImageNet.
 
-    Splits: `train` (500 images a class) and `validation` (50 a class). The 10,000 images of the
+    Splits: `train` (500 images per class) and `validation` (50 per class). The 10,000 images of the
     official test split come without labels and are left out. A label is the position of the
-    class in `wnids.txt`, whose identifiers are the class names. Greyscale files are decoded to
+    class in `wnids.txt`, whose identifiers are the class names. Grayscale files are decoded to
     RGB.
     """
 

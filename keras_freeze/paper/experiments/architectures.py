@@ -12,7 +12,7 @@ import keras
 from keras import layers
 
 from keras_freeze._keras_private import creating_layer
-from keras_freeze.paper.experiments.tables import NO, YES, table
+from keras_freeze.paper.experiments.markdown import NO, YES, markdown_table
 from keras_freeze.paper.models import MODELS
 from keras_freeze.parameters import BIAS, NORMALIZATION, WEIGHT, kind_of
 from keras_freeze.reporting import report
@@ -39,12 +39,12 @@ _HEADER = (
     "ReLU",
     "weights",
     "biases",
-    "normalisation",
+    "normalization",
 )
 
 
 class _Network(NamedTuple):
-    """A network of the paper; its parameters in all, weights, biases, normalisation, by classes."""
+    """A network of the paper; its parameters in all, weights, biases, normalization, by classes."""
 
     model: str
     title: str
@@ -74,7 +74,7 @@ _NETWORKS = (
 
 
 def markdown() -> str:
-    """Describes the four networks: their layers, their parameters, and the paper's counts beside.
+    """Describe the four networks: their layers, their parameters, beside the paper's counts.
 
     Returns:
         A page of Markdown, which ends with a newline; the diagrams in it are in Mermaid.
@@ -87,10 +87,10 @@ def markdown() -> str:
     """
     blocks = [
         "# The paper's architectures",
-        "Made from the models of `keras_freeze.models` by `python examples/reproduce.py "
-        "--experiment=architectures`. Kernels, strides and padding are the same both ways. "
-        "Consecutive layers that are alike share a line, with the parameters of all of them. The "
-        "networks return logits: the paper's log-softmax belongs to the loss.",
+        "Generated from `keras_freeze.models` by `python examples/reproduce.py "
+        "--experiment=architectures`. Kernels, strides and padding are the same in both "
+        "directions. Consecutive layers that are alike share a line, with the parameters of all "
+        "of them. The networks return logits: the paper's log-softmax belongs to the loss.",
     ]
     for network in _NETWORKS:
         blocks += _section(network)
@@ -99,7 +99,7 @@ def markdown() -> str:
 
 @dataclass
 class _Row:
-    """A layer with the normalisation and the ReLU that follow it, or a whole ResBlock."""
+    """A layer with the normalization and the ReLU that follow it, or a whole ResBlock."""
 
     kind: str
     n_in: int
@@ -147,11 +147,11 @@ def _count_table(network: _Network, built: Mapping[int, keras.Model]) -> str:
     for classes, model in built.items():
         rows.append([f"{classes} classes, counted", *map(_number, _counts(model))])
         rows.append([f"{classes} classes, the paper", *map(_number, network.counts[classes])])
-    return table(["", "parameters", "weights", "biases", "normalisation"], rows)
+    return markdown_table(["", "parameters", "weights", "biases", "normalization"], rows)
 
 
 def _counts(model: keras.Model) -> tuple[int, int, int, int]:
-    """Parameters in all, weights, biases, normalisation."""
+    """Return the numbers of all parameters, weights, biases, normalization."""
     sizes = Counter[str]()
     for row in report(model).rows:
         sizes[row.kind] += row.size
@@ -180,11 +180,11 @@ def _layer_table(model: keras.Model) -> str:
                 ),
             ]
         )
-    return table(_HEADER, lines)
+    return markdown_table(_HEADER, lines)
 
 
 def _rows(model: keras.Model) -> list[_Row]:
-    """The layers in order, those of each ResBlock as one."""
+    """Return the layers in order, those of each ResBlock as one."""
     named: list[tuple[str, _Row]] = []
     of_layer: dict[str, _Row] = {}
     for layer in model.layers:
@@ -204,7 +204,7 @@ def _rows(model: keras.Model) -> list[_Row]:
 
 
 def _row_of(layer: keras.layers.Layer) -> _Row:
-    """The row of a layer that has one of its own."""
+    """Return the row of a layer that has one."""
     shape, channels = layer.output.shape[1:], layer.input.shape[-1]
     row = _Row(_DRAWN[type(layer)], channels, shape[-1])
     if len(shape) == 3:
@@ -220,7 +220,7 @@ def _row_of(layer: keras.layers.Layer) -> _Row:
 
 
 def _add_to(row: _Row, layer: keras.layers.Layer) -> None:
-    """Counts a layer's parameters, and notes what it brings."""
+    """Add a layer's parameters and features to a row."""
     for variable in layer.trainable_variables:
         size = math.prod(variable.shape)
         match kind_of(variable):
@@ -237,7 +237,7 @@ def _add_to(row: _Row, layer: keras.layers.Layer) -> None:
 
 
 def _padding(layer: keras.layers.Layer, size: int) -> int:
-    """How many zeros are added on each side."""
+    """Return how many zeros are added on each side."""
     if layer.padding == "same":
         return size // 2  # with a stride of 1, the only one that the networks have with it
     source = _sources(layer)[0]
@@ -245,7 +245,7 @@ def _padding(layer: keras.layers.Layer, size: int) -> int:
 
 
 def _merged(members: Sequence[_Row]) -> _Row:
-    """The row of a ResBlock."""
+    """Return the row of a ResBlock."""
     first = next(row for row in members if row.kernel == "3 x 3")
     has_shortcut = any(row.kernel == "1 x 1" for row in members)
     return replace(
@@ -257,7 +257,7 @@ def _merged(members: Sequence[_Row]) -> _Row:
 
 
 def _diagram(model: keras.Model, block: str) -> str:
-    """A ResBlock as a Mermaid flow chart."""
+    """Return a ResBlock as a Mermaid flow chart."""
     lines = ["```mermaid", "flowchart TD"]
     edges = []
     for layer in model.layers:

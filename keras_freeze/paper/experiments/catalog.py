@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from keras_freeze.paper.experiments.experiment import Experiment, Series
-from keras_freeze.paper.training import LEARNING_RATES
+from keras_freeze.paper.recipes import LEARNING_RATES
 
 _EXTREME_RATES = tuple(number / 1000 for number in range(990, 1000))
 _BROAD_RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999)
@@ -22,16 +22,16 @@ _LETTERS = {"X": "xavier_normal", "K": "kaiming_uniform"}
 
 
 def _freezenet(label: str, initializer: str, reinitializer: str | None = None) -> Series:
-    """The mask from the first weights, training from others if there is a reinitialiser."""
+    """Return a series of FreezeNet; a reinitializer draws other weights than the mask's."""
     settings = {"method": "freezenet", "initializer": initializer, "reinitializer": reinitializer}
     return Series(label, settings)
 
 
-def _initialised(letter: str) -> Series:
+def _initialized(letter: str) -> Series:
     return _freezenet(f"FreezeNet-{letter}", _LETTERS[letter])
 
 
-def _reinitialised(first: str, second: str) -> Series:
+def _reinitialized(first: str, second: str) -> Series:
     return _freezenet(f"FreezeNet-{first}-{second}", _LETTERS[first], _LETTERS[second])
 
 
@@ -148,7 +148,7 @@ _ALL = (
         "lenet5_capacity",
         "Figure 3, left",
         "Capacity: training accuracy of the last epoch, without weight decay",
-        "Above q = 0.992 FreezeNet cannot memorise the training set any more; at the same high "
+        "Above q = 0.992 FreezeNet cannot memorize the training set any more; at the same high "
         "rate its capacity is above SNIP's.",
         series=tuple(Series(s.label, {**s.settings, "l2": 0.0}) for s in (_FREEZENET, _SNIP)),
         rates=tuple(sorted({*_BROAD_RATES, *_EXTREME_RATES})),
@@ -157,8 +157,8 @@ _ALL = (
     _lenet5(
         "lenet5_initializations",
         "Figure 3, right",
-        "Initialisations, and a random mask",
-        "All three variance-scaling initialisations do about equally well, Xavier-normal best over "
+        "Initializations, and a random mask",
+        "All three variance-scaling initializations do about equally well, Xavier-normal best over "
         "all rates; a saliency mask does better and is more stable than a random one.",
         series=(
             _freezenet("Xavier-normal", "xavier_normal"),
@@ -219,25 +219,25 @@ _ALL = (
     _lenet5(
         "reinitialization_to_xavier",
         "Figure S2, left",
-        "Training from other Xavier-normal weights than the mask was found with",
-        "Drawing the weights anew makes no difference, nor does the distribution that the mask was "
-        "found with.",
-        series=(_BASELINE, _initialised("X"), _reinitialised("X", "X"), _reinitialised("K", "X")),
+        "Training from other Xavier-normal weights than the mask was computed with",
+        "Drawing the weights again makes no difference, nor does the distribution that the mask "
+        "was computed with.",
+        series=(_BASELINE, _initialized("X"), _reinitialized("X", "X"), _reinitialized("K", "X")),
     ),
     _lenet5(
         "reinitialization_xavier_or_kaiming",
         "Figure S2, right",
         "Xavier-normal or Kaiming-uniform weights to train from",
         "Kaiming-uniform is slightly better at lower rates, Xavier-normal at higher ones.",
-        series=(_reinitialised("X", "X"), _reinitialised("K", "K")),
+        series=(_reinitialized("X", "X"), _reinitialized("K", "K")),
     ),
     _lenet5(
         "reinitialization_to_kaiming",
         "Figure S3, left",
-        "Training from other Kaiming-uniform weights than the mask was found with",
-        "Drawing the weights anew makes no difference, nor does the distribution that the mask was "
-        "found with.",
-        series=(_BASELINE, _initialised("K"), _reinitialised("K", "K"), _reinitialised("X", "K")),
+        "Training from other Kaiming-uniform weights than the mask was computed with",
+        "Drawing the weights again makes no difference, nor does the distribution that the mask "
+        "was computed with.",
+        series=(_BASELINE, _initialized("K"), _reinitialized("K", "K"), _reinitialized("X", "K")),
     ),
     _lenet5(
         "reinitialization_distributions",
@@ -246,7 +246,7 @@ _ALL = (
         "Xavier-normal, Kaiming-uniform and pm_sigma lead to the same results; constants and "
         "N(0, 1), which do not scale the variance, cannot be trained at all.",
         series=(
-            _initialised("X"),
+            _initialized("X"),
             _freezenet("Xavier-normal", "xavier_normal", "xavier_normal"),
             _freezenet("Kaiming-uniform", "xavier_normal", "kaiming_uniform"),
             _freezenet("pm_sigma", "xavier_normal", "pm_sigma"),

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
+from keras_freeze._utils.validation import check_int, type_error, value_error
 from keras_freeze.masks.selection import check_freeze_rate
-from keras_freeze.paper import datasets, models
-from keras_freeze.paper.runs import Run
-from keras_freeze.paper.training import check_choice, recipe_for
+from keras_freeze.paper.recipes import recipe_for
+from keras_freeze.paper.run import SETTINGS, Run
+from keras_freeze.paper.titles import title_of
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Series:
 
     Attributes:
         label: its name there.
-        settings: what its runs differ in from those of other series: fields of `Run`.
-        rates: the only freezing rates it has; None for those of the experiment.
+        settings: what its runs differ in from those of other series: settings of `Run` by name.
+        rates: the only freezing rates it has. None: those of the experiment.
     """
 
     label: str
@@ -31,20 +32,20 @@ class Experiment:
     """One figure or table of the paper.
 
     Attributes:
-        name: what it is called on the command line.
+        name: its name on the command line.
         source: its number in the paper.
-        title: what it is about, in a few words.
+        title: its subject, in a few words.
         statement: what the paper says that it shows.
-        dataset, model: that all runs share, as `keras_freeze.runs.Run` takes them, unless a series
+        dataset, model: what all runs share, as `keras_freeze.runs.Run` takes them, unless a series
             says otherwise.
         series: the curves or columns.
         rates: the freezing rates.
         quantity: what is shown of each run, a name of `QUANTITIES`.
-        view: how it is shown, a name of `VIEWS`.
-        seeds: how many; the runs of all series share seeds 0, 1, 2, ...
-        epochs, steps_per_epoch: shorten all runs; None for the recipe's.
-        paper: the paper's numbers, mean and deviation (or None), by label and rate, in the unit
-            that the quantity is shown in.
+        view: how it is shown, a name of `keras_freeze.paper.views.VIEWS`.
+        seeds: number of seeds; the runs of all series share seeds 0, 1, 2, ...
+        settings: other settings of `Run` that all runs share, by name.
+        paper: the paper's numbers, mean and standard deviation (or None), by label and rate, in
+            the unit that the quantity is shown in.
         changes: what was changed of the paper's experiment, in words.
     """
 
@@ -59,29 +60,33 @@ class Experiment:
     quantity: str = "test_accuracy"
     view: str = "rates"
     seeds: int = 5
-    epochs: int | None = None
-    steps_per_epoch: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[tuple[str, float], tuple[float, float | None]] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:
         """Number, title and network, for tables and figures."""
-        several = any("dataset" in series.settings for series in self.series)
-        network = self.model if several else f"{self.model} on {self.dataset}"
+        network = title_of(self.model)
+        if not self.compares_datasets:
+            network = f"{network} on {title_of(self.dataset)}"
         return f"{self.source}: {self.title} ({network})"
 
+    @property
+    def compares_datasets(self) -> bool:
+        """Whether its series are on different data sets."""
+        return any("dataset" in series.settings for series in self.series)
+
     def rates_of(self, series: Series) -> tuple[float, ...]:
-        """The freezing rates of one series."""
+        """Return the freezing rates of one series."""
         return self.rates if series.rates is None else series.rates
 
     def runs_of(self, series: Series, rate: float) -> list[Run]:
-        """The runs behind one point, one for each seed."""
+        """Return the runs behind one point, one for each seed."""
         settings = {
             "dataset": self.dataset,
             "model": self.model,
-            "epochs": self.epochs,
-            "steps_per_epoch": self.steps_per_epoch,
+            **self.settings,
             **series.settings,
         }
         return [Run(freeze_rate=rate, seed=seed, **settings) for seed in range(self.seeds)]
@@ -97,22 +102,19 @@ class Experiment:
     def changed(
         self,
         *,
-        epochs: int | None = None,
         seeds: int | None = None,
         rates: Sequence[float] | None = None,
-        steps_per_epoch: int | None = None,
-        model: str | None = None,
-        dataset: str | None = None,
+        **settings: Any,
     ) -> "Experiment":
-        """The experiment with less work or on another network; what was changed is kept in words.
+        """Return the experiment with less work or on another network; `changes` says so in words.
 
         Args:
-            epochs: of each run; the schedule is shortened in proportion.
-            seeds: how many.
-            rates: freezing rates instead of the experiment's; series with rates of their own, such
-                as the dense baseline, keep them.
-            steps_per_epoch: how many batches of each pass are used.
-            model, dataset: others than the paper's, whose numbers are then left out.
+            seeds: number of seeds.
+            rates: freezing rates instead of the experiment's; series with other rates, such as the
+                dense baseline, keep them.
+            **settings: settings of `keras_freeze.runs.Run` for all runs, such as `epochs` (the
+                schedule is shortened in proportion), `steps_per_epoch`, or another `model` or
+                `dataset` than the paper's, whose numbers are then left out. None changes nothing.
 
         Raises:
             ValueError, TypeError: for unknown names, numbers out of range, and another data set
@@ -122,34 +124,15 @@ class Experiment:
             >>> EXPERIMENTS["lenet5_extreme_rates"].changed(seeds=2).changes
             ('2 of 5 seeds',)
         """
-        result, changes = self, list(self.changes)
-        if dataset is not None and dataset != self.dataset:
-            check_choice("dataset", dataset, dict.fromkeys(datasets.NAMES))
-            if any("dataset" in series.settings for series in self.series):
-                raise ValueError(
-                    f"dataset: {self.name} compares data sets, so that it cannot be run on another "
-                    f"one. Received: dataset={dataset!r}"
-                )
-            changes.append(f"{dataset} instead of {self.dataset}")
-            result = replace(result, dataset=dataset, paper={})
-        if model is not None and model != self.model:
-            check_choice("model", model, models.MODELS)
-            changes.append(f"{model} instead of {self.model}")
-            result = replace(result, model=model, paper={})
-        if epochs is not None:
-            usual = recipe_for(result.dataset).epochs
-            recipe_for(result.dataset, epochs=epochs)  # checks it
-            if epochs != usual:
-                changes.append(f"{epochs} of {usual} epochs, the schedule shortened in proportion")
-            result = replace(result, epochs=epochs)
-        if steps_per_epoch is not None:
-            _check_count("steps_per_epoch", steps_per_epoch)
-            changes.append(
-                f"only the first {steps_per_epoch} batches of training, validation and test images"
-            )
-            result = replace(result, steps_per_epoch=steps_per_epoch)
+        if not _SHARED.issuperset(settings):
+            raise TypeError(f"changed() got an unexpected argument among: {', '.join(settings)}")
+        result = self
+        for name in sorted(settings, key=SETTINGS.index):
+            if settings[name] is not None:
+                result = result._with_setting(name, settings[name])
+        changes = list(result.changes)
         if seeds is not None:
-            _check_count("seeds", seeds)
+            seeds = check_int("seeds", seeds, minimum=1)
             if seeds != self.seeds:
                 changes.append(f"{seeds} of {self.seeds} seeds")
             result = replace(result, seeds=seeds)
@@ -160,18 +143,39 @@ class Experiment:
             result = replace(result, rates=chosen)
         return replace(result, changes=tuple(changes))
 
+    def _with_setting(self, name: str, value: Any) -> "Experiment":
+        if name == "dataset" and value != self.dataset and self.compares_datasets:
+            raise value_error(name, value, f"None for {self.name}, which compares data sets")
+        if name in ("dataset", "model"):
+            result = replace(self, **{name: value})
+        else:
+            result = replace(self, settings={**self.settings, name: value})
+        runs = [experiment.runs_of(experiment.series[0], 0.5)[0] for experiment in (self, result)]
+        usual, value = (getattr(run, name) for run in runs)  # a Run has checked it
+        if name == "epochs":
+            usual = recipe_for(self.dataset).epochs
+        if value == usual:
+            return result
+        if name in ("dataset", "model"):
+            change = f"{title_of(value)} instead of {title_of(usual)}"
+            result = replace(result, paper={})
+        elif name == "epochs":
+            change = f"{value} of {usual} epochs, the schedule shortened in proportion"
+        elif name == "steps_per_epoch":
+            change = f"only the first {value} batches of training, validation and test images"
+        else:
+            change = f"{name.replace('_', ' ')} {value}"
+        return replace(result, changes=(*self.changes, change))
 
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer. Received: {name}={value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1. Received: {name}={value!r}")
+
+# What the runs of an experiment may have in common.
+_SHARED = {*SETTINGS} - {"method", "freeze_rate", "seed", "measure"}
 
 
 def _check_rates(rates: Sequence[float]) -> tuple[float, ...]:
     if isinstance(rates, (str, Real)):
-        raise TypeError(f"rates must be a sequence of freezing rates. Received: rates={rates!r}")
+        raise type_error("rates", rates, "a sequence of freezing rates")
     chosen = tuple(sorted({check_freeze_rate(rate) for rate in rates}))
     if not chosen:
-        raise ValueError(f"rates must be one freezing rate at least. Received: rates={rates!r}")
+        raise value_error("rates", rates, "at least one freezing rate")
     return chosen

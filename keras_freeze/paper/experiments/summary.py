@@ -1,4 +1,4 @@
-"""The points of an experiment's figure: what its finished runs came to."""
+"""The points of an experiment's figure: means and deviations of its finished runs."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from keras_freeze.paper.experiments.experiment import Experiment, Series
-from keras_freeze.paper.runs import Results
+from keras_freeze.paper.results import Results
 
 
 class Quantity(NamedTuple):
@@ -15,8 +15,8 @@ class Quantity(NamedTuple):
 
     Attributes:
         name: for axes and table heads, with the unit.
-        of: its value in the "result" of a run; NaN where the run has none.
-        decimals: how many are printed.
+        of: returns its value in the "result" of a run; NaN where the run has none.
+        decimals: number of decimals that are printed.
     """
 
     name: str
@@ -25,17 +25,17 @@ class Quantity(NamedTuple):
 
 
 def as_number(value: float | None) -> float:
-    """A number out of the record of a run, which writes None for one that is not finite."""
+    """Return a number of a record, which holds None for one that is not finite."""
     return math.nan if value is None else float(value)
 
 
 def as_per_cent(share: float | None) -> float:
-    """Likewise of a share, in per cent."""
+    """Return a share of a record in per cent."""
     return 100.0 * as_number(share)
 
 
 def _training_accuracy(result: Mapping[str, Any]) -> float:
-    """Of the last epoch; a run that diverged did not come to it."""
+    """Return that of the last epoch, which a run that diverged does not have."""
     accuracies = result["history"]["accuracy"]
     if result.get("diverged_epoch") is not None or not accuracies:
         return math.nan
@@ -61,13 +61,14 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 @dataclass(frozen=True)
 class Point:
-    """What the finished runs at one freezing rate of one series came to.
+    """The finished runs at one freezing rate of one series.
 
     Attributes:
-        rate, real_rate: q that was asked for, and q_beta; NaN without a finished run.
-        values: of the quantity, by seed.
+        rate: the freezing rate q.
+        real_rate: q_beta; NaN without a finished run.
+        values: the quantity, by seed.
         results: the "result" of each of these runs, in the same order.
-        planned: how many runs there should be.
+        planned: number of runs, finished or not.
     """
 
     rate: float
@@ -78,7 +79,7 @@ class Point:
 
     @property
     def mean(self) -> float:
-        """Over the seeds; NaN without a finished run, or where one has no finite value."""
+        """The mean over the seeds; NaN without a finished run, or where one has no finite value."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
@@ -89,18 +90,18 @@ class Point:
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     def with_values(self, values: Iterable[float]) -> "Point":
-        """The same runs with other values."""
+        """Return the same runs with other values."""
         return replace(self, values=tuple(values))
 
     def relative_to(self, dense: float) -> "Point":
-        """Divided by the dense network's mean; without values as long as that is NaN."""
+        """Return the point divided by the dense network's mean; without values if that is NaN."""
         return self.with_values(() if math.isnan(dense) else (v / dense for v in self.values))
 
 
 def points_of(
     experiment: Experiment, series: Series, results: Results, quantity: str | None = None
 ) -> list[Point]:
-    """The points of one series, by rate, finished or not.
+    """Return the points of one series, by rate, finished or not.
 
     Args:
         experiment: the experiment, changed as its runs were.
@@ -118,10 +119,25 @@ def points_of(
     return points
 
 
+def points_by_label(
+    experiment: Experiment,
+    series: Iterable[Series],
+    results: Results,
+    quantity: str | None = None,
+) -> dict[str, list[Point]]:
+    """Return the points of several series by label.
+
+    Args:
+        experiment, results, quantity: as in `points_of`.
+        series: some of its series.
+    """
+    return {s.label: points_of(experiment, s, results, quantity) for s in series}
+
+
 def points_at(
     experiment: Experiment, results: Results, rate: float, quantity: str | None = None
 ) -> dict[str, Point]:
-    """The points of all series at one freezing rate by label, with the dense network's.
+    """Return the points of all series at one freezing rate, and the dense network's, by label.
 
     Args:
         experiment, results, quantity: as in `points_of`.
@@ -136,12 +152,12 @@ def points_at(
 
 
 def is_dense(series: Series) -> bool:
-    """Whether it is the dense network, which has no freezing rate to be compared at."""
+    """Return whether it is the dense network, which has no freezing rate to be compared at."""
     return series.rates == (0.0,)
 
 
 def dense_mean(experiment: Experiment, results: Results) -> float:
-    """The mean of the series "baseline"; NaN where it is unknown or 0, so that nothing is divided.
+    """Return the mean of the series "baseline"; NaN where it is unknown or 0.
 
     Args:
         experiment, results: as in `points_of`.
@@ -152,7 +168,7 @@ def dense_mean(experiment: Experiment, results: Results) -> float:
 
 
 def best_in_validation(point: Point) -> Mapping[str, Any] | None:
-    """The first result with the best validation accuracy; None without a finished run."""
+    """Return the first result with the best validation accuracy; None without a finished run."""
     return max(point.results, key=_validation_accuracy, default=None)
 
 
@@ -162,7 +178,7 @@ def _validation_accuracy(result: Mapping[str, Any]) -> float:
 
 
 def label_of_largest(values: Mapping[str, float]) -> str | None:
-    """The first label with the largest value; None if no value is finite."""
+    """Return the first label with the largest value; None if no value is finite."""
     finite = [label for label, value in values.items() if math.isfinite(value)]
     return max(finite, key=values.__getitem__, default=None)
 
@@ -170,14 +186,14 @@ def label_of_largest(values: Mapping[str, float]) -> str | None:
 def grasp_search(
     experiment: Experiment, points: Mapping[str, Point]
 ) -> tuple[list[Series], str | None]:
-    """GraSP's series in a comparison of methods, and the label of that which is its result.
+    """Return GraSP's series in a comparison of methods, and the label of the best one.
 
     Args:
         experiment: the comparison (table 4).
         points: at one freezing rate, by label.
 
     Returns:
-        The series, and that of them with the run that is best in validation; None if there is none.
+        The series, and the label of the one with the best run in validation, or None.
     """
     searched = [s for s in experiment.series if s.settings["method"] == "grasp"]
     best = {s.label: best_in_validation(points[s.label]) for s in searched}
@@ -188,7 +204,7 @@ def grasp_search(
 
 
 def by_dataset(series: Iterable[Series]) -> list[list[Series]]:
-    """The series in groups that share a data set."""
+    """Return the series in groups that share a data set."""
     groups: dict[Any, list[Series]] = {}
     for s in series:
         groups.setdefault(s.settings.get("dataset"), []).append(s)
@@ -196,5 +212,5 @@ def by_dataset(series: Iterable[Series]) -> list[list[Series]]:
 
 
 def seeds_in_words(experiment: Experiment) -> str:
-    """How many seeds there are to be."""
+    """Return the number of seeds in words."""
     return "one seed" if experiment.seeds == 1 else f"{experiment.seeds} seeds"

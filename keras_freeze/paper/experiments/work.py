@@ -1,4 +1,4 @@
-"""How much work runs are, estimated without loading data or building networks."""
+"""Estimates of the work that runs are, made without loading data or building networks."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from keras_freeze.paper import datasets
 from keras_freeze.paper.experiments.experiment import Experiment
-from keras_freeze.paper.runs import Run
-from keras_freeze.paper.training import recipe_for
+from keras_freeze.paper.run import Run
 
-# Seconds an image and training step on two CPU cores, and the pixels of that image, q = 0.99:
+# Seconds per image and training step on two CPU cores, and the pixels of that image, q = 0.99:
 # LeNets of MNIST in batches of 100, VGG16-D of CIFAR-10 and ResNet34 of noise in batches of 128,
 # the fastest of six steps. Other machines may take half or twice as long.
 _MEASURED: Mapping[str, tuple[float, int]] = {
@@ -35,7 +34,7 @@ class Work(NamedTuple):
 
 
 def work_of(runs: Iterable[Run]) -> Work:
-    """Estimates the work of runs from the networks, the epochs and the sizes of the data sets.
+    """Estimate the work of runs from the networks, the epochs and the sizes of the data sets.
 
     Args:
         runs: any runs; equal ones count once.
@@ -54,12 +53,12 @@ def work_of(runs: Iterable[Run]) -> Work:
         steps = _steps_of(run)
         num_runs += 1
         num_steps += steps
-        seconds += steps * _seconds_a_step(run)
+        seconds += steps * _seconds_per_step(run)
     return Work(num_runs, num_steps, seconds / 3600)
 
 
 def overview(experiments: Iterable[Experiment]) -> str:
-    """Lists experiments with their work, as lines of text.
+    """List experiments with their work, as lines of text.
 
     Args:
         experiments: in the order to list them.
@@ -95,7 +94,7 @@ def overview(experiments: Iterable[Experiment]) -> str:
 
 
 def steps_per_epoch(run: Run) -> int:
-    """How many steps an epoch of a run has.
+    """Return the number of steps of an epoch of a run.
 
     Args:
         run: any run.
@@ -104,29 +103,28 @@ def steps_per_epoch(run: Run) -> int:
         >>> steps_per_epoch(Run("mnist", "lenet_300_100", "freezenet", 0.99, seed=0))
         540
     """
-    assert run.validation_fraction is not None  # a Run has taken it from its recipe
     images = datasets.info(run.dataset).num_training
-    images -= round(run.validation_fraction * images)
-    steps = math.ceil(images / recipe_for(run.dataset).batch_size)
+    images -= round(run.recipe.validation_fraction * images)
+    steps = math.ceil(images / run.recipe.batch_size)
     return steps if run.steps_per_epoch is None else min(steps, run.steps_per_epoch)
 
 
 def _steps_of(run: Run) -> int:
-    """Batches that go forward and backward."""
-    assert run.epochs is not None  # a Run has taken it from its recipe
+    """Return how many batches go forward and backward."""
+    epochs = run.recipe.epochs
     passes = {
-        "training": run.epochs,
+        "training": epochs,
         "gradient_flow": 1,
-        "gradient_flow_in_training": 2 * run.epochs + 1,
+        "gradient_flow_in_training": 2 * epochs + 1,
         "costs": 1,
     }
     return steps_per_epoch(run) * passes[run.measure]
 
 
-def _seconds_a_step(run: Run) -> float:
+def _seconds_per_step(run: Run) -> float:
     seconds, pixels = _MEASURED[run.model]
     height, width, _ = datasets.info(run.dataset).image_shape
-    return seconds * recipe_for(run.dataset).batch_size * height * width / pixels
+    return seconds * run.recipe.batch_size * height * width / pixels
 
 
 def _numbers(work: Work) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_freeze.paper.figures.style import GREY, draw_grid
+from keras_freeze.paper.figures.style import GRAY, draw_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ _WIDE_SPREAD = 30.0
 _INSET_SIZES = ((0.5, 0.45), (0.42, 0.36), (0.34, 0.28))
 _INSET_LEFTS = (0.09, 0.2, 0.3, 0.4, 0.5, 0.62)
 _INSET_BOTTOMS = (0.13, 0.22, 0.3, 0.4, 0.5, 0.6)
-_ROOM_FOR_LABELS = 0.07
+_SPACE_FOR_LABELS = 0.07
 
 # Below the largest value by more than this factor, a value is drawn as next to zero.
 _SMALLEST_SHARE = 1e-6
@@ -28,18 +28,18 @@ _SMALLEST_SHARE = 1e-6
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of one series.
+    """One series as it is drawn.
 
     Attributes:
-        label, colour, marker: how it looks; without a marker, it is a mere line.
-        mean, deviation: arrays; NaN where there is no finite value.
-        x: of each value; None for one value that holds everywhere.
-        failed: x where a run has no finite value.
+        label, color, marker: its style; without a marker it is a line.
+        mean, deviation: arrays; NaN where no value is finite.
+        x: position of each value. None: one value that holds everywhere.
+        failed: positions where a run has no finite value.
         paper: the paper's mean and deviation (NaN if it gives none) by x.
     """
 
     label: str
-    colour: str
+    color: str
     marker: str
     mean: np.ndarray
     deviation: np.ndarray
@@ -49,7 +49,7 @@ class Curve:
 
 
 def draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """Draws means with bands of one deviation; the paper's values as hollow markers."""
+    """Draw means with bands of one deviation, and the paper's values as hollow markers."""
     for curve in curves:
         if curve.x is None:
             _draw_level(axes, curve)
@@ -62,8 +62,8 @@ def draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
 
 def _draw_level(axes: "Axes", curve: Curve) -> None:
     (mean,), (deviation,) = curve.mean, curve.deviation
-    axes.axhline(mean, linestyle="--", color=curve.colour, linewidth=1.4, label=curve.label)
-    axes.axhspan(mean - deviation, mean + deviation, color=curve.colour, alpha=0.15, linewidth=0)
+    axes.axhline(mean, linestyle="--", color=curve.color, linewidth=1.4, label=curve.label)
+    axes.axhspan(mean - deviation, mean + deviation, color=curve.color, alpha=0.15, linewidth=0)
 
 
 def _draw_curve(axes: "Axes", curve: Curve, opacity: float) -> None:
@@ -74,36 +74,36 @@ def _draw_curve(axes: "Axes", curve: Curve, opacity: float) -> None:
         marker=curve.marker,
         markersize=5,
         markevery=max(1, count // 12),
-        color=curve.colour,
+        color=curve.color,
         linewidth=1.6 if count < 40 else 1.1,
         label=curve.label,
     )
     low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
-    axes.fill_between(curve.x, low, high, color=curve.colour, alpha=opacity, linewidth=0)
+    axes.fill_between(curve.x, low, high, color=curve.color, alpha=opacity, linewidth=0)
     # A run that failed has no value to be drawn at: it is marked at the lower border.
     border = [0.025] * len(curve.failed)
-    axes.plot(curve.failed, border, transform=axes.get_xaxis_transform(), **_cross(curve.colour))
+    axes.plot(curve.failed, border, transform=axes.get_xaxis_transform(), **_cross(curve.color))
 
 
 def _draw_paper(axes: "Axes", curve: Curve) -> None:
-    """Hollow, and larger than one's own, so that both show where they are the same."""
+    """Draw hollow markers, larger than those of the curve, so that both show where they agree."""
     for rate, (mean, deviation) in curve.paper.items():
         x, place = rate, axes.transData
         if curve.x is None:  # holds everywhere: at the left border
             x, place = 0.012, axes.get_yaxis_transform()
         marker = hollow(curve.marker or "D")
-        axes.plot([x], [mean], color=curve.colour, transform=place, **marker)
+        axes.plot([x], [mean], color=curve.color, transform=place, **marker)
         axes.plot(
             [x, x],
             [mean - deviation, mean + deviation],
-            color=curve.colour,
+            color=curve.color,
             linewidth=1,
             transform=place,
         )
 
 
 def hollow(marker: str) -> dict[str, Any]:
-    """The look of the paper's values, as arguments of `plot`."""
+    """Return the style of the paper's values, as arguments of `plot`."""
     return {
         "marker": marker,
         "markersize": 9,
@@ -113,24 +113,24 @@ def hollow(marker: str) -> dict[str, Any]:
     }
 
 
-def _cross(colour: str) -> dict[str, Any]:
+def _cross(color: str) -> dict[str, Any]:
     return {
         "marker": "x",
         "markersize": 7,
         "markeredgewidth": 1.8,
         "linestyle": "none",
-        "color": colour,
+        "color": color,
     }
 
 
 def draw_legend(axes: "Axes", curves: Sequence[Curve], title: str | None = None) -> None:
-    """To the right of the axes, where it hides nothing."""
+    """Draw the legend to the right of the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if any(curve.paper for curve in curves):
-        handles += axes.plot([], [], color=GREY, **hollow("o"))
+        handles += axes.plot([], [], color=GRAY, **hollow("o"))
         labels.append("the paper's value")
     if any(curve.failed for curve in curves):
-        handles += axes.plot([], [], **_cross(GREY))
+        handles += axes.plot([], [], **_cross(GRAY))
         labels.append("a run that failed")
     axes.legend(
         handles,
@@ -160,12 +160,12 @@ class RateScale:
         self._floor = min(trained, default=1.0) / 3
 
     def apply(self, axes: "Axes", low: float, high: float, letter: float = 0.0125) -> None:
-        """Sets scale, limits and ticks.
+        """Set scale, limits and ticks.
 
         Args:
-            axes: whose x axis it becomes.
+            axes: the axes whose x axis is set.
             low, high: the first and the last rate shown; the limits lie a little further out.
-            letter: how wide one is, as a share of the axis.
+            letter: width of a letter, as a share of the axis.
         """
         axes.set_xscale("function", functions=(self._position, self._rate))
         left, right = self._position(np.array([low, high], np.float64))
@@ -179,8 +179,8 @@ class RateScale:
         axes.minorticks_off()
 
     def add_real_rates(self, axes: "Axes") -> None:
-        """Names the axis, and adds another with q_beta at the same places on top."""
-        axes.set_xlabel("freezing rate $q$")
+        """Label the axis, and add another one on top with q_beta at the same positions."""
+        axes.set_xlabel("freezing rate $q$ (share of the weights that are not trained)")
         top = axes.twiny()
         top.set_xscale("function", functions=(self._position, self._rate))
         top.set_xlim(axes.get_xlim())
@@ -193,21 +193,21 @@ class RateScale:
             [f"{self.real_rates[rate]:.4f}" if rate in fitting else "" for rate in known],
             **(tilted if is_crowded else {}),
         )
-        top.tick_params(labelsize=8, colors=GREY)
+        top.tick_params(labelsize=8, colors=GRAY)
         top.minorticks_off()
         top.spines[["top", "right"]].set_visible(False)
-        top.set_xlabel(r"real freezing rate $q_\beta$", fontsize=9, color=GREY)
+        top.set_xlabel(r"real freezing rate $q_\beta$", fontsize=9, color=GRAY)
 
     def _fitting(self, axes: "Axes", rates: Sequence[float], widths: Sequence[float]) -> set[float]:
-        """The rates whose labels do not run into one another; the first and last come first."""
+        """Return the rates whose labels do not overlap; the first and last have priority."""
         left, right = self._position(np.array(axes.get_xlim()))
         places = (self._position(np.array(rates)) - left) / (right - left)
         order = [len(rates) - 1, 0, *range(len(rates) - 2, 0, -1)][: len(rates)]
         kept: list[int] = []
         for new in order:
             gaps = [abs(places[new] - places[old]) for old in kept]
-            rooms = [(widths[new] + widths[old]) / 2 for old in kept]
-            if all(gap > room for gap, room in zip(gaps, rooms, strict=True)):
+            needed = [(widths[new] + widths[old]) / 2 for old in kept]
+            if all(gap > width for gap, width in zip(gaps, needed, strict=True)):
                 kept.append(new)
         return {rates[index] for index in kept}
 
@@ -219,13 +219,13 @@ class RateScale:
 
 
 def limit_to_per_cent(axes: "Axes") -> None:
-    """Cuts off what bands claim below 0 and above 100 %; markers at 100 % are still whole."""
+    """Limit the y axis to what per cents can be; markers at 100 % are not cut."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0.0), min(high, 102.0))
 
 
 def log_scale(axes: "Axes", values: np.ndarray) -> None:
-    """A logarithmic scale; where there are zeros, it is linear next to zero, so that they show."""
+    """Make the y axis logarithmic, and linear next to zero where there are zeros."""
     positive = values[values > 0]
     if not positive.size:
         return
@@ -242,7 +242,7 @@ def log_scale(axes: "Axes", values: np.ndarray) -> None:
 
 
 def zoom_region(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:
-    """The upper part of curves that spread wide: left, right, bottom, top; None where none do."""
+    """Return left, right, bottom and top of the upper part of curves that spread wide, or None."""
     papers = [mean for curve in curves for mean, _ in curve.paper.values()]
     values = np.concatenate([papers, *(curve.mean for curve in curves)])
     values = values[np.isfinite(values)]
@@ -263,13 +263,13 @@ def add_inset(
     region: tuple[float, float, float, float],
     set_x: Callable[["Axes", float, float], object],
 ) -> "Axes":
-    """Draws a region of the curves larger, where it covers the least of them.
+    """Draw a region of the curves enlarged, where it covers the least of them.
 
     Args:
-        axes: its curves are drawn and its limits final.
-        curves: what is drawn there.
+        axes: the axes; curves and limits are final.
+        curves: the curves in it.
         region: left, right, bottom and top.
-        set_x: sets limits, and scale and ticks if need be, of the inset's x axis.
+        set_x: sets limits, and if needed scale and ticks, of the inset's x axis.
 
     Returns:
         The inset.
@@ -290,7 +290,7 @@ def add_inset(
 
 
 def _free_place(axes: "Axes", curves: Sequence[Curve]) -> tuple[float, float, float, float]:
-    """Left, bottom, width and height, in shares of the axes, where few curves run."""
+    """Return left, bottom, width and height of a place with few curves, in shares of the axes."""
     points = np.concatenate([*_traces(axes, curves), np.empty((0, 2))])
     best, fewest = None, len(points) + 1
     for (width, height), left, bottom in itertools.product(
@@ -298,7 +298,7 @@ def _free_place(axes: "Axes", curves: Sequence[Curve]) -> tuple[float, float, fl
     ):
         if left + width > 0.99 or bottom + height > 0.97:
             continue
-        inside = (points >= (left - _ROOM_FOR_LABELS, bottom - _ROOM_FOR_LABELS)) & (
+        inside = (points >= (left - _SPACE_FOR_LABELS, bottom - _SPACE_FOR_LABELS)) & (
             points <= (left + width + 0.01, bottom + height + 0.02)
         )
         covered = int(inside.all(axis=1).sum())
@@ -309,7 +309,7 @@ def _free_place(axes: "Axes", curves: Sequence[Curve]) -> tuple[float, float, fl
 
 
 def _traces(axes: "Axes", curves: Sequence[Curve]) -> Iterator[np.ndarray]:
-    """Points along curves, the borders of bands, and the paper's, in shares of the axes."""
+    """Yield points along curves, borders of bands and the paper's values, in shares of the axes."""
     to_axes = axes.transScale + axes.transLimits
     across = np.linspace(0, 1, 200)
     for curve in curves:

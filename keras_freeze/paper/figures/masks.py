@@ -1,10 +1,11 @@
-"""Pictures of masks."""
+"""Figures of masks."""
 
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_freeze._utils.validation import check_instance
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.paper.figures.style import BLUE, new_figure
 
@@ -12,16 +13,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# A picture of a mask has at most so many cells; each must be some pixels large to be seen.
+# The largest number of cells per variable; each must be some pixels large to be seen.
 _MAX_ROWS, _MAX_COLUMNS = 60, 200
 
 
 def plot_mask(mask: FreezeMask) -> "Figure":
-    """Draws the mask, one picture for each variable: dark where weights are trained.
+    """Draw a mask, one panel for each variable: dark where weights are trained.
 
-    A dense kernel is drawn as the matrix it is; a convolution as a table of its filters, input
-    channels against output channels. The longer side lies across. A matrix that is too large is
-    drawn in cells, coloured by the share of their weights that are trained; a single one is seen.
+    A dense kernel is drawn as a matrix, a convolution as a table of its filters, input channels
+    against output channels. The longer side is horizontal. A matrix that is too large is drawn in
+    cells, colored by the share of their weights that are trained; a single trained weight shows.
 
     Args:
         mask: a `FreezeMask`.
@@ -30,7 +31,7 @@ def plot_mask(mask: FreezeMask) -> "Figure":
         A matplotlib figure.
 
     Raises:
-        TypeError: if `mask` is no `FreezeMask`.
+        TypeError: if `mask` is not a `FreezeMask`.
         ImportError: if matplotlib is missing.
 
     Example:
@@ -39,8 +40,7 @@ def plot_mask(mask: FreezeMask) -> "Figure":
     plot_mask(keras_freeze.get_mask(model)).savefig("mask.png")
     ```
     """
-    if not isinstance(mask, FreezeMask):
-        raise TypeError(f"mask must be a FreezeMask. Received: mask={mask!r}")
+    check_instance("mask", mask, FreezeMask, "a FreezeMask")
     num_columns = 1 if len(mask) <= 6 else 2 if len(mask) <= 20 else 3
     num_rows = max(1, math.ceil(len(mask) / num_columns))
     figure = new_figure(9.0 if num_columns == 1 else 6.5 * num_columns, 0.6 + 1.9 * num_rows)
@@ -101,7 +101,7 @@ def _draw_entry(axes: "Axes", entry: MaskEntry) -> None:
 
 
 def _as_picture(trained: np.ndarray) -> tuple[np.ndarray, tuple[str, str], tuple[int, int]]:
-    """A kernel as a matrix, what its rows and columns are, and how many belong together."""
+    """Return a kernel as a matrix, what its rows and columns are, and how many belong together."""
     if trained.ndim < 2:
         return trained.reshape(1, -1), ("", _count(trained.size, "value")), (1, 1)
     *spatial, inputs, outputs = trained.shape
@@ -116,12 +116,12 @@ def _as_picture(trained: np.ndarray) -> tuple[np.ndarray, tuple[str, str], tuple
 
 
 def cell_shares(matrix: np.ndarray, max_rows: int, max_columns: int) -> np.ndarray:
-    """Divides a boolean matrix into at most so many cells; gives the share of True in each.
+    """Return the share of True in each cell of a boolean matrix.
 
     Args:
         matrix: a boolean array of two dimensions.
-        max_rows, max_columns: how many cells there may be each way. A side that is not longer is
-            left as it is.
+        max_rows, max_columns: the largest number of cells in each direction. A side that is not
+            longer is left as it is.
 
     Returns:
         A float64 array, the matrix itself where it is small enough. The cells at the lower and

@@ -1,4 +1,4 @@
-"""What the pictures share: colours, grids and scales."""
+"""What all figures share: colors, grids and scales."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555"
+# Okabe and Ito's colors, which people with any kind of color vision can tell apart.
+BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555"
 AMBER, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
-COLOURS = {
-    "baseline": GREY,
+COLORS = {
+    "baseline": GRAY,
     "freezenet": BLUE,
     "freezenet-wd": PURPLE,
     "snip": ORANGE,
@@ -26,7 +26,7 @@ MARKERS = {
     "grasp": "v",
 }
 
-# For what has no colour of its own; first those that stand for no method of the paper's curves.
+# For series without a color; first those that stand for no method in the paper's curves.
 OTHER_STYLES = (
     (SKY, "s"),
     (AMBER, "D"),
@@ -39,6 +39,7 @@ OTHER_STYLES = (
 
 
 def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure, sized in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -47,7 +48,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def tidy(axes: "Axes", label: str) -> None:
-    """A grid behind the data, and epochs across."""
+    """Draw a grid behind the data, and make the x axis one of epochs."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
@@ -57,14 +58,14 @@ def tidy(axes: "Axes", label: str) -> None:
 
 
 def draw_grid(axes: "Axes") -> None:
-    """A light grid behind the data, without a frame around it."""
+    """Draw a light grid behind the data, and remove the frame."""
     axes.grid(color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def plain_log_scale(axes: "Axes") -> None:
-    """A logarithmic scale with ticks at 1, 2 and 5, written as decimals."""
+    """Make the y axis logarithmic, with ticks at 1, 2 and 5, written as decimals."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")

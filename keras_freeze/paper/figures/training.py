@@ -1,20 +1,23 @@
-"""Pictures of training runs."""
+"""Figures of training runs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_freeze._utils.validation import value_error
 from keras_freeze.paper.figures.style import (
     BLUE,
-    COLOURS,
-    GREY,
+    COLORS,
+    GRAY,
     ORANGE,
     new_figure,
     plain_log_scale,
     tidy,
 )
-from keras_freeze.paper.training import METHODS, TrainingResult
+from keras_freeze.paper.recipes import METHODS
+from keras_freeze.paper.titles import title_of
+from keras_freeze.paper.training_result import TrainingResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +26,7 @@ _DASHES = ("-", "--", "-.", ":")
 
 
 def plot_history(result: TrainingResult) -> "Figure":
-    """Draws loss and accuracy over the epochs, training and validation, the best epoch marked.
+    """Draw loss and accuracy over the epochs, training and validation, the best epoch marked.
 
     Args:
         result: what `train` returned.
@@ -44,10 +47,10 @@ def plot_history(result: TrainingResult) -> "Figure":
     panels = figure.subplots(1, 2)
     epochs = range(1, len(result.history["loss"]) + 1)
     for axes, quantity, scale in zip(panels, ("loss", "accuracy"), (1, 100), strict=True):
-        for prefix, colour, dash in (("", GREY, "--"), ("val_", BLUE, "-")):
+        for prefix, color, dash in (("", GRAY, "--"), ("val_", BLUE, "-")):
             values = scale * np.array(result.history[prefix + quantity])
             label = "validation" if prefix else "training"
-            axes.plot(epochs, values, dash, color=colour, label=label, **_marker(epochs))
+            axes.plot(epochs, values, dash, color=color, label=label, **_marker(epochs))
             if prefix and result.best_epoch:
                 best = values[result.best_epoch - 1]
                 axes.plot(
@@ -65,14 +68,15 @@ def plot_history(result: TrainingResult) -> "Figure":
     figure.suptitle(
         f"{_title_of(result)}, {_label_of(result)}: test accuracy {result.test_accuracy:.1%}"
     )
+    _explain_rates(figure, [result])
     return figure
 
 
 def plot_comparison(results: Sequence[TrainingResult]) -> "Figure":
-    """Draws several runs side by side: validation accuracy over the epochs, and test accuracy.
+    """Draw several runs side by side: validation accuracy over the epochs, and test accuracy.
 
     Args:
-        results: what `train` returned, at least once; best of one network and data set.
+        results: what `train` returned, at least one; best of one network and data set.
 
     Returns:
         A matplotlib figure.
@@ -89,18 +93,18 @@ def plot_comparison(results: Sequence[TrainingResult]) -> "Figure":
     ```
     """
     if not results:
-        raise ValueError("results must hold at least one run. Received: results=[]")
+        raise value_error("results", results, "at least one result")
     figure = new_figure(9.0, 3.6)
     curves, bars = figure.subplots(1, 2, width_ratios=(3, 2))
     for number, result in enumerate(results):
         accuracies = 100 * np.array(result.history["val_accuracy"])
         epochs = range(1, len(accuracies) + 1)
         dash = _DASHES[number % len(_DASHES)]
-        colour = _colour_of(result)
+        color = _color_of(result)
         curves.plot(
-            epochs, accuracies, dash, color=colour, label=_label_of(result), **_marker(epochs)
+            epochs, accuracies, dash, color=color, label=_label_of(result), **_marker(epochs)
         )
-        bars.barh(number, 100 * result.test_accuracy, color=colour, height=0.6)
+        bars.barh(number, 100 * result.test_accuracy, color=color, height=0.6)
         bars.text(
             100 * result.test_accuracy + 1.5, number, f"{result.test_accuracy:.1%}", va="center"
         )
@@ -120,22 +124,33 @@ def plot_comparison(results: Sequence[TrainingResult]) -> "Figure":
         frameon=False,
     )
     figure.suptitle(" / ".join(dict.fromkeys(_title_of(result) for result in results)))
+    _explain_rates(figure, results)
     return figure
 
 
+def _explain_rates(figure: "Figure", results: Sequence[TrainingResult]) -> None:
+    if any(METHODS[result.method].freeze_rate is None for result in results):
+        figure.supxlabel(
+            "q: freezing rate, the share of the weights that are not trained",
+            x=0.99,
+            ha="right",
+            fontsize=8,
+        )
+
+
 def _marker(epochs: Sequence[int]) -> dict[str, Any]:
-    """A line through one point alone is invisible."""
+    """Return a marker for a single point, which a line does not show."""
     return {"marker": "o", "markersize": 4} if len(epochs) == 1 else {}
 
 
 def _title_of(result: TrainingResult) -> str:
-    return f"{result.model_name} on {result.dataset}"
+    return f"{title_of(result.model_name)} on {title_of(result.dataset)}"
 
 
 def _label_of(result: TrainingResult) -> str:
     rate = "" if METHODS[result.method].freeze_rate is not None else f", q = {result.freeze_rate:g}"
-    return f"{result.method}{rate}"
+    return f"{title_of(result.method)}{rate}"
 
 
-def _colour_of(result: TrainingResult) -> str:
-    return COLOURS.get(result.method, GREY)
+def _color_of(result: TrainingResult) -> str:
+    return COLORS.get(result.method, GRAY)

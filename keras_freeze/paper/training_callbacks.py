@@ -1,0 +1,106 @@
+"""The callbacks of a training run: best epoch, divergence, progress."""
+
+import math
+import shutil
+import sys
+import time
+from typing import Any
+
+import keras
+
+from keras_freeze import backend
+from keras_freeze._utils.text import duration
+
+_clock = time.monotonic  # under this name so that tests can replace it
+
+
+class KeepBest(keras.callbacks.Callback):
+    """Restores the weights and the optimizer state of the first best validation epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+        self.accuracy = -math.inf
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._keep()  # in case no epoch has a finite loss
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if math.isfinite(logs["val_loss"]) and logs["val_accuracy"] > self.accuracy:
+            self.epoch, self.accuracy = epoch + 1, logs["val_accuracy"]
+            self._keep()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.set_weights(self._weights)
+        # FreezeNet-WD's frozen weights and the factor that they have shrunk by belong together.
+        self.model.optimizer.set_weights(self._state)
+
+    def _keep(self) -> None:
+        self._weights = [backend.to_numpy(v) for v in self.model.weights]
+        self._state = [backend.to_numpy(v) for v in self.model.optimizer.variables]
+
+
+class StopWhenNotFinite(keras.callbacks.Callback):
+    """Ends training once the loss is NaN or infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch: int | None = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # The loss so far in this epoch, which stays what it is once it is not finite.
+        if not math.isfinite(logs["loss"]):
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not (math.isfinite(logs["loss"]) and math.isfinite(logs["val_loss"])):
+            self.epoch = epoch + 1
+            self.model.stop_training = True
+
+
+class Progress(keras.callbacks.Callback):
+    """One line on standard error: kept up to date on a terminal, else one every 10 seconds."""
+
+    _SECONDS_BETWEEN_LINES = 10.0
+
+    def __init__(self, epochs: int, steps: int, best: KeepBest) -> None:
+        super().__init__()
+        self._epochs, self._steps, self._best = epochs, steps, best
+        self._is_terminal = sys.stderr.isatty()
+        self._epoch = 0
+        self._numbers = ""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._start = self._last_line = _clock()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._is_terminal:
+            self._show(self._epoch + min(1.0, (batch + 1) / self._steps))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch + 1
+        self._numbers = (
+            f": loss {logs['loss']:.4f}, accuracy {logs['accuracy']:.1%}, validation "
+            f"{logs['val_accuracy']:.1%}"
+        )
+        if self._best.epoch:
+            self._numbers += f", best {self._best.accuracy:.1%} in {self._best.epoch}"
+        is_due = _clock() - self._last_line >= self._SECONDS_BETWEEN_LINES
+        if self._is_terminal or is_due or self._epoch == self._epochs:
+            self._show(self._epoch)
+            self._last_line = _clock()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._is_terminal:
+            print(file=sys.stderr)
+
+    def _show(self, epochs_done: float) -> None:
+        elapsed = _clock() - self._start
+        left = elapsed * (self._epochs / epochs_done - 1)
+        clock = f"{duration(left)} left" if left else f"took {duration(elapsed)}"
+        line = f"epoch {math.ceil(epochs_done)}/{self._epochs}, {clock}{self._numbers}"
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print("\r" + line[:width].ljust(width), end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
