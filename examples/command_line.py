@@ -1,8 +1,11 @@
-"""What these scripts share: a quiet start, and one line on standard error for what goes wrong."""
+"""What these scripts share: a quiet start, flags, and one line on standard error for an error."""
 
 import contextlib
+import inspect
 import os
+import re
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -11,7 +14,7 @@ from absl import app, flags, logging
 
 @contextlib.contextmanager
 def _no_standard_error() -> Iterator[None]:
-    """Sends what C++ code writes to file descriptor 2 nowhere."""
+    """Discard what C++ code writes to file descriptor 2."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -29,12 +32,48 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 with _no_standard_error():
     import tensorflow as tf  # noqa: F401
 
+import keras_freeze as kf  # noqa: E402
+
+_DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+_CHOICES = {
+    "dataset": kf.datasets.NAMES,
+    "model": kf.models.MODELS,
+    "method": kf.training.METHODS,
+}
+
+
+# Flags defined here are those of the script that asks for them: --help shows them.
+flags.disclaim_key_flags()
+
+
+def define_settings(*names: str, **defaults: Any) -> Callable[[], dict[str, Any]]:
+    """Define a flag for each of some settings of a `Run`, described as it describes them.
+
+    Args:
+        names: names of settings.
+        defaults: their values where a flag is not given. None where there is no default.
+
+    Returns:
+        A function that returns the values of the flags by name.
+    """
+    kinds = typing.get_type_hints(kf.runs.Run)
+    attributes = inspect.cleandoc(kf.runs.Run.__doc__).partition("Attributes:")[2]
+    described = dict(re.findall(r"^    (\w+): (.*?)(?=^ {0,4}\S|\Z)", attributes, re.M | re.S))
+    holders = {}
+    for name in names:
+        kind = next(k for k in _DEFINE if k in (kinds[name], *typing.get_args(kinds[name])))
+        text = " ".join(described[name].split())
+        if name in _CHOICES:
+            text += f" One of: {', '.join(_CHOICES[name])}."
+        holders[name] = _DEFINE[kind](name, defaults.get(name), text)
+    return lambda: {name: holder.value for name, holder in holders.items()}
+
 
 def numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
-    """The different numbers in a list flag.
+    """Return the different numbers in a list flag.
 
     Raises:
-        ValueError: for what is no number, and for none.
+        ValueError: for anything but numbers, and for an empty list.
     """
     try:
         found = list(dict.fromkeys(kind(text) for text in flag.value))
@@ -49,7 +88,7 @@ def numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Parses the flags and runs `main`; what goes wrong is a line and status 1."""
+    """Parse the flags and run `main`; an error is one line and status 1."""
 
     def parse(arguments: list[str]) -> list[str]:
         try:
@@ -60,7 +99,8 @@ def run(main: Callable[[], None]) -> NoReturn:
     def guarded(arguments: list[str]) -> None:
         if arguments[1:]:
             _fail(f"flags look like --seed=1. Received: {arguments[1]}")
-        logging.set_verbosity(logging.ERROR)  # what TFDS warns of is said in its errors, too
+        # What TFDS warns of is said in its errors, too.
+        logging.get_absl_logger().setLevel("ERROR")
         try:
             main()
         except (ValueError, OSError, ImportError, RuntimeError) as error:

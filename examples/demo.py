@@ -12,6 +12,7 @@ from absl import flags
 
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
+from keras_freeze.paper.titles import title_of
 
 _EPOCHS = flags.DEFINE_integer("epochs", None, "Fewer epochs for a quicker look.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights, validation split, data order and mask.")
@@ -30,7 +31,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     results = []
     for number, (method, meaning) in enumerate(_FROZEN_WEIGHTS.items(), start=1):
-        print(f"{number}/{len(_FROZEN_WEIGHTS)} {method}: {meaning}", flush=True)
+        print(f"{number}/{len(_FROZEN_WEIGHTS)} {title_of(method)}: {meaning}", flush=True)
         result = kf.training.train(
             "mnist_5k",
             "lenet_5_caffe",
@@ -40,10 +41,10 @@ def main() -> None:
             seed=_SEED.value,
         )
         results.append(result)
-    print(f"\n{'':12}{'trained weights':>18}{'size in KiB':>14}{'test accuracy':>16}")
+    print(f"\n{'':16}{'trained weights':>18}{'size in KiB':>14}{'test accuracy':>16}")
     for result in results:
         print(
-            f"{result.method:12}{result.report.num_trained_weights:>18,}"
+            f"{title_of(result.method):16}{result.report.num_trained_weights:>18,}"
             f"{result.report.network_kib:>14,.1f}{result.test_accuracy:>16.1%}"
         )
     path = folder / "comparison.png"

@@ -1,4 +1,4 @@
-"""Reproduce the paper's figures and tables from runs of your own.
+"""Reproduce the paper's figures and tables from your own runs.
 
     python examples/reproduce.py --list
     python examples/reproduce.py --experiment=lenet5_extreme_rates --data_dir=/path/to/data
@@ -10,8 +10,8 @@ estimates. A minute or two, on digits that need no download, takes
         --model=lenet_300_100 --epochs=5 --seeds=2 --rates=0.99,0.999
 
 Each finished run is a line of results.jsonl and is not repeated, so that the script can be stopped
-and started again; once all are there, it only writes the reports anew. Each experiment has a folder
-for its report.md and its picture, named after it and after what the flags change of it, such as
+and started again; once all are finished, it only writes the reports. Each experiment has a folder
+for its report.md and its figure, named after it and after what the flags change of it, such as
 lenet5_extreme_rates-epochs=5-seeds=2: only the same call replaces them. All share results.jsonl.
 
 `--experiment=architectures` writes a page on the networks instead. To spread the runs over
@@ -21,29 +21,23 @@ processes or machines, see `keras_freeze.tuning.sweep`; the chief writes the rep
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import command_line
 import keras
 from absl import flags
 
-import keras_freeze as kf
 from keras_freeze._utils.files import replacing
-from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, architectures, tables, work
+from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, architectures, work
 from keras_freeze.paper.runs import Results, Run
+from keras_freeze.paper.views.report import write_report
 
 _EXPERIMENT = flags.DEFINE_list(
     "experiment", [], "Names out of --list with commas between them; or all; or architectures."
 )
 _LIST = flags.DEFINE_bool("list", False, "Only list the experiments and the work they are.")
-_EPOCHS = flags.DEFINE_integer("epochs", None, "Shortens the schedule of each run in proportion.")
+_CHANGES = command_line.define_settings("dataset", "model", "epochs", "steps_per_epoch")
 _SEEDS = flags.DEFINE_integer("seeds", None, "How many seeds. Default: the paper's number.")
 _RATES = flags.DEFINE_list("rates", None, "Freezing rates instead of the experiment's.")
-_STEPS = flags.DEFINE_integer(
-    "steps_per_epoch", None, "Only the first so many batches of the images."
-)
-_MODEL = flags.DEFINE_string("model", None, f"Another one of {', '.join(kf.models.MODELS)}.")
-_DATASET = flags.DEFINE_string("dataset", None, f"Another one of {', '.join(kf.datasets.NAMES)}.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/reproduce", "The folder to write to.")
 _TENSORBOARD = flags.DEFINE_bool(
@@ -70,7 +64,7 @@ def main() -> None:
 
 
 def _chosen() -> list[Experiment]:
-    """The experiments that were asked for, changed as the flags say."""
+    """Return the experiments that the flags name, changed as the flags say."""
     names = _EXPERIMENT.value
     if names == ["all"] or (_LIST.value and not names):
         names = list(EXPERIMENTS)
@@ -81,14 +75,8 @@ def _chosen() -> list[Experiment]:
             f"experiment must be names out of --list, or all, or architectures. "
             f"Received: {received}. The names are {', '.join(EXPERIMENTS)}"
         )
-    changes: dict[str, Any] = {
-        "epochs": _EPOCHS.value,
-        "seeds": _SEEDS.value,
-        "rates": None if _RATES.value is None else command_line.numbers(_RATES, float),
-        "steps_per_epoch": _STEPS.value,
-        "model": _MODEL.value,
-        "dataset": _DATASET.value,
-    }
+    rates = None if _RATES.value is None else command_line.numbers(_RATES, float)
+    changes = {"seeds": _SEEDS.value, "rates": rates, **_CHANGES()}
     return [EXPERIMENTS[name].changed(**changes) for name in dict.fromkeys(names)]
 
 
@@ -106,7 +94,7 @@ def _announce(experiments: Sequence[Experiment], runs: Sequence[Run], results: R
 
 
 def _sweep(runs: Sequence[Run], folder: Path) -> RuntimeError | None:
-    """Executes what is not finished; returns the error if runs failed."""
+    """Execute what is not finished; return the error if runs failed."""
     from keras_freeze.paper.tuning import sweep  # needs KerasTuner, which --list does without
 
     logs = (lambda run: [_tensorboard(folder, run)]) if _TENSORBOARD.value else None
@@ -125,7 +113,7 @@ def _tensorboard(folder: Path, run: Run) -> keras.callbacks.TensorBoard:
 
 
 def _report(experiments: Sequence[Experiment], folder: Path) -> None:
-    """Prints and writes what the runs so far came to, each experiment into a folder of its own."""
+    """Print and write reports of the finished runs, each experiment into a folder."""
     from keras_freeze.paper.tuning import is_worker
 
     if is_worker():
@@ -133,18 +121,26 @@ def _report(experiments: Sequence[Experiment], folder: Path) -> None:
     results = Results(folder / "results.jsonl")
     for experiment in experiments:
         own = folder / _folder_of(experiment)
-        print(tables.write_report([experiment], results, own, kf.plots.plot_experiment))
+        print(write_report([experiment], results, own))
         print(f"Written to {own}\n")
 
 
 def _folder_of(experiment: Experiment) -> str:
-    """Its name, and what the flags changed of it."""
-    parts = [experiment.name]
-    for name in ("dataset", "model", "epochs", "seeds", "rates", "steps_per_epoch"):
-        value = getattr(experiment, name)
-        if value != getattr(EXPERIMENTS[experiment.name], name):
-            parts.append(f"{name}={','.join(map(str, value)) if name == 'rates' else value}")
-    return "-".join(parts)
+    """Return its name, and what the flags changed of it."""
+    changed, usual = map(_parts_of, (experiment, EXPERIMENTS[experiment.name]))
+    parts = [f"{name}={value}" for name, value in changed.items() if value != usual[name]]
+    return "-".join([experiment.name, *parts])
+
+
+def _parts_of(experiment: Experiment) -> dict[str, object]:
+    return {
+        "dataset": experiment.dataset,
+        "model": experiment.model,
+        "epochs": experiment.settings.get("epochs"),
+        "seeds": experiment.seeds,
+        "rates": ",".join(map(str, experiment.rates)),
+        "steps_per_epoch": experiment.settings.get("steps_per_epoch"),
+    }
 
 
 def _write_architectures(folder: Path) -> None:

@@ -15,21 +15,14 @@ from absl import flags
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
 
-_DATASET = flags.DEFINE_string("dataset", "mnist_5k", f"One of {', '.join(kf.datasets.NAMES)}.")
-_MODEL = flags.DEFINE_string("model", "lenet_5_caffe", f"One of {', '.join(kf.models.MODELS)}.")
-_METHOD = flags.DEFINE_string("method", "freezenet", f"One of {', '.join(kf.training.METHODS)}.")
-_FREEZE_RATE = flags.DEFINE_float(
-    "freeze_rate", 0.99, "Share of the weights that is frozen, from 0 to 1; not for the baseline."
-)
-_CRITERION = flags.DEFINE_string(
-    "criterion", None, "What chooses the trained weights, instead of the method's own criterion."
-)
-_EPOCHS = flags.DEFINE_integer(
-    "epochs", None, "Shortens the paper's schedule in proportion. Default: the full schedule."
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Of weights, validation split, data order and mask.")
-_LEARNING_RATE = flags.DEFINE_float(
-    "learning_rate", None, "Of the first steps. Default: the paper's for the data set."
+_SETTINGS = command_line.define_settings(
+    *("dataset", "model", "method", "freeze_rate", "seed", "epochs", "learning_rate", "l2"),
+    *("initializer", "reinitializer", "validation_fraction", "steps_per_epoch", "criterion"),
+    dataset="mnist_5k",
+    model="lenet_5_caffe",
+    method="freezenet",
+    freeze_rate=0.99,
+    seed=0,
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/train", "The folder to write to.")
@@ -38,17 +31,7 @@ _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/train", "The folder to wri
 def main() -> None:
     folder = Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)  # fails now rather than after training
-    result = kf.training.train(
-        _DATASET.value,
-        _MODEL.value,
-        _METHOD.value,
-        _FREEZE_RATE.value,
-        criterion=_CRITERION.value,
-        epochs=_EPOCHS.value,
-        seed=_SEED.value,
-        learning_rate=_LEARNING_RATE.value,
-        data_dir=_DATA_DIR.value,
-    )
+    result = kf.training.train(**_SETTINGS(), data_dir=_DATA_DIR.value)
     result.save(folder)
     figures = {
         "curves.png": kf.plots.plot_history(result),

@@ -13,7 +13,7 @@ A chief and two workers share the runs; on one machine:
     for ID in worker0 worker1; do KERASTUNER_TUNER_ID=$ID python examples/$RUN & done
     KERASTUNER_TUNER_ID=chief python examples/$RUN
 
-With another --search, one of KerasTuner's own tuners looks for the highest validation accuracy at
+With another --search, one of KerasTuner's tuners looks for the highest validation accuracy at
 each freezing rate: through the grid, or anywhere between its ends. The best trial of each is
 printed. A chief and workers search at one freezing rate only: KerasTuner's workers cannot follow a
 chief from one search to the next.
@@ -34,15 +34,22 @@ import command_line
 import keras_tuner
 from absl import flags
 
-import keras_freeze as kf
 from keras_freeze._utils.files import replacing
 from keras_freeze.paper import tuning
-from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, Series, tables
-from keras_freeze.paper.training import LEARNING_RATES, METHODS, check_choice
+from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, Series
+from keras_freeze.paper.experiments.markdown import markdown_table
+from keras_freeze.paper.runs import Run
+from keras_freeze.paper.titles import title_of
+from keras_freeze.paper.training import LEARNING_RATES
+from keras_freeze.paper.views.report import markdown
 
-_DATASET = flags.DEFINE_string("dataset", "mnist_5k", f"One of {', '.join(kf.datasets.NAMES)}.")
-_MODEL = flags.DEFINE_string("model", "lenet_300_100", f"One of {', '.join(kf.models.MODELS)}.")
-_METHOD = flags.DEFINE_string("method", "freezenet", f"One of {', '.join(METHODS)}.")
+_SETTINGS = command_line.define_settings(
+    *("dataset", "model", "method", "epochs"),
+    dataset="mnist_5k",
+    model="lenet_300_100",
+    method="freezenet",
+    epochs=10,
+)
 _RATES = flags.DEFINE_list("rates", "0.9,0.99,0.995", "Freezing rates, with commas between them.")
 _LEARNING_RATES = flags.DEFINE_list(
     "learning_rates",
@@ -50,7 +57,6 @@ _LEARNING_RATES = flags.DEFINE_list(
     "Learning rates of the first steps, with commas between them.",
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "How many seeds; another --search takes one.")
-_EPOCHS = flags.DEFINE_integer("epochs", 10, "Epochs of each run; shortens the paper's schedule.")
 _SEARCH = flags.DEFINE_enum(
     "search",
     "sweep",
@@ -68,9 +74,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 
 def main() -> None:
     rates = command_line.numbers(_RATES, float)
-    only_rate = check_choice("method", _METHOD.value, METHODS).freeze_rate
-    if only_rate is not None:
-        rates = [only_rate]
+    rates = list(dict.fromkeys(Run(freeze_rate=q, **_SETTINGS()).freeze_rate for q in rates))
     learning_rates = command_line.numbers(_LEARNING_RATES, float)
     text = (_sweep if _SEARCH.value == "sweep" else _search)(rates, learning_rates)
     if not tuning.is_worker():
@@ -82,9 +86,10 @@ def main() -> None:
 
 
 def _name(rates: list[float], learning_rates: list[float]) -> str:
-    """Of a file or folder: the kind of search, and a digest of all that its outcome depends on."""
-    others = (_DATASET, _MODEL, _METHOD, _SEEDS, _EPOCHS, _TRIALS)
-    settings = [rates, learning_rates, *(flag.value for flag in others)]
+    """Return the name of a file or folder: the kind of search, and a digest of the flags."""
+    run = _SETTINGS()
+    settings = [rates, learning_rates, run["dataset"], run["model"], run["method"]]
+    settings += [_SEEDS.value, run["epochs"], _TRIALS.value]
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     return f"{_SEARCH.value}-{digest[:8]}"
 
@@ -92,32 +97,29 @@ def _name(rates: list[float], learning_rates: list[float]) -> str:
 def _sweep(rates: list[float], learning_rates: list[float]) -> str:
     experiment = _experiment(rates, learning_rates)
     results = tuning.sweep(experiment.runs, _OUTPUT_DIR.value, data_dir=_DATA_DIR.value)
-    return tables.markdown(experiment, results)
+    return markdown(experiment, results)
 
 
 def _experiment(rates: list[float], learning_rates: list[float]) -> Experiment:
-    """The paper's experiment, changed as the flags say."""
+    """Return the paper's experiment, changed as the flags say."""
+    settings = _SETTINGS()
+    method = settings.pop("method")
     changes = []
-    if _METHOD.value != "freezenet":
-        changes.append(f"{_METHOD.value} instead of freezenet")
+    if method != "freezenet":
+        changes.append(f"{title_of(method)} instead of FreezeNet")
     if tuple(learning_rates) != LEARNING_RATES:
         changes.append("learning rates " + ", ".join(f"{rate:g}" for rate in learning_rates))
     series = tuple(
-        Series(f"{rate:g}", {"method": _METHOD.value, "learning_rate": rate})
-        for rate in learning_rates
+        Series(f"{rate:g}", {"method": method, "learning_rate": rate}) for rate in learning_rates
     )
     paper = EXPERIMENTS["lenet5_best_learning_rates"]
     return replace(paper, series=series, changes=tuple(changes)).changed(
-        dataset=_DATASET.value,
-        model=_MODEL.value,
-        rates=rates,
-        seeds=_SEEDS.value,
-        epochs=_EPOCHS.value,
+        rates=rates, seeds=_SEEDS.value, **settings
     )
 
 
 def _search(rates: list[float], learning_rates: list[float]) -> str:
-    """One search at each freezing rate; over all rates it would spend its trials at the lowest."""
+    """Search at each freezing rate; over all rates it would spend its trials at the lowest."""
     if "KERASTUNER_ORACLE_IP" in os.environ and len(rates) > 1:
         raise ValueError(
             "rates must be one freezing rate where a chief and workers search. "
@@ -130,29 +132,30 @@ def _search(rates: list[float], learning_rates: list[float]) -> str:
             best = max(trials, key=lambda trial: trial.score)
             rate = best.hyperparameters.values["learning_rate"]
             rows.append([f"{q:g}", str(len(trials)), f"{rate:.3g}", f"{100 * best.score:.2f}"])
-    return tables.table(["q", "trials", "best learning rate", "validation accuracy (%)"], rows)
+    return markdown_table(["q", "trials", "best learning rate", "validation accuracy (%)"], rows)
 
 
 def _trials(q: float, learning_rates: list[float]) -> Sequence[Any]:
-    """All trials of the search at one freezing rate; of a worker none: the chief has them."""
+    """Return all trials at one freezing rate; of a worker none: the chief has them."""
+    settings = _SETTINGS()
     hypermodel = tuning.FreezeHyperModel(
-        _DATASET.value,
-        _MODEL.value,
+        settings["dataset"],
+        settings["model"],
         q,
-        methods=_METHOD.value,
+        methods=settings["method"],
         learning_rates=(
             learning_rates
             if _SEARCH.value == "grid"
             else tuning.LogRange(min(learning_rates), max(learning_rates))
         ),
-        epochs=_EPOCHS.value,
+        epochs=settings["epochs"],
         data_dir=_DATA_DIR.value,
     )
     kinds: dict[str, tuple[type, dict[str, Any]]] = {
         "grid": (keras_tuner.GridSearch, {}),
         "random": (keras_tuner.RandomSearch, {"max_trials": _TRIALS.value, "seed": 0}),
         "bayesian": (keras_tuner.BayesianOptimization, {"max_trials": _TRIALS.value, "seed": 0}),
-        "hyperband": (keras_tuner.Hyperband, {"max_epochs": _EPOCHS.value, "seed": 0}),
+        "hyperband": (keras_tuner.Hyperband, {"max_epochs": settings["epochs"], "seed": 0}),
     }
     kind, arguments = kinds[_SEARCH.value]
     tuner = kind(

@@ -1,11 +1,13 @@
-"""Tests of the scripts in examples/, run as a user runs them."""
+"""Tests of the scripts in examples/."""
 
 import json
 import subprocess
 import sys
 
 import pytest
-from example_scripts import ROOT, run
+from example_scripts import ROOT, run, run_process
+
+from keras_freeze.paper.run import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +15,7 @@ def trained(tmp_path_factory):
     """One run of train.py: its folder and the finished process."""
     folder = tmp_path_factory.mktemp("train")
     flags = ("--model=lenet_300_100", "--epochs=1", f"--output_dir={folder}/run")
-    return folder / "run", run("train.py", *flags, cwd=folder)
+    return folder / "run", run_process("train.py", *flags, cwd=folder)
 
 
 def test_train_prints_report_and_accuracies_and_writes_its_files(trained):
@@ -25,6 +27,15 @@ def test_train_prints_report_and_accuracies_and_writes_its_files(trained):
     assert result["test_accuracy"] > 0.5
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["curves.png", "history.csv", "mask.png", "model.keras", "result.json"]
+
+
+def test_every_setting_of_a_run_is_a_flag_described_as_the_run_describes_it():
+    helped = run("train.py", "--help")
+    text = " ".join(helped.stdout.split())
+    for name in SETTINGS:
+        assert name == "measure" or f"--{name}:" in text
+    assert "--l2: coefficient of the coupled weight decay, at least 0." in text
+    assert "One of: baseline, freezenet," in text
 
 
 def test_train_shows_progress_and_nothing_else_on_standard_error(trained):
@@ -78,10 +89,10 @@ def test_demo_prints_three_runs_side_by_side_and_a_plot(tmp_path):
     process = run("demo.py", "--epochs=1", f"--output_dir={tmp_path}")
     assert process.returncode == 0, process.stderr
     rows = [line.split() for line in process.stdout.splitlines() if line.endswith("%")]
-    assert [(row[0], row[1]) for row in rows] == [
-        ("baseline", "430,500"),
-        ("freezenet", "430"),
-        ("snip", "430"),
+    assert [row[-4:-2] for row in rows] == [
+        ["baseline", "430,500"],
+        ["FreezeNet", "430"],
+        ["SNIP", "430"],
     ]
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "comparison.png") in process.stdout

@@ -33,7 +33,7 @@ def finished(program, tmp_path_factory):
     """One run of a program with little data: its folder and the finished process."""
     folder = tmp_path_factory.mktemp(program)
     arguments = [*PROGRAMS[program], f"--output_dir={folder}/run"]
-    return folder / "run", run(f"gallery/{program}.py", *arguments, cwd=folder)
+    return folder / "run", run(f"gallery/{program}.py", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,11 @@
-"""Tests of examples/tune_learning_rate.py, run as a user runs it."""
+"""Tests of examples/tune_learning_rate.py."""
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
 from example_scripts import run
 
 from keras_freeze.paper.runs import Results, Run
-
-ROOT = Path(__file__).parents[2]
 
 # Validation and test accuracy for the seeds 0 and 1, by freezing rate and learning rate.
 ACCURACIES = {
@@ -54,7 +47,10 @@ def test_the_tables_have_test_accuracies_and_the_best_in_validation(tmp_path):
     assert process.returncode == 0, process.stderr
     assert TEST_ACCURACIES in process.stdout
     assert BEST in process.stdout
-    assert "mnist_5k instead of mnist; lenet_300_100 instead of lenet_5_caffe" in process.stdout
+    assert (
+        "5,000 digits of MNIST instead of MNIST; LeNet-300-100 instead of LeNet-5-Caffe"
+        in process.stdout
+    )
     assert "learning rates 0.1, 1.6" in process.stdout
     assert process.stderr == ""
     (page,) = tmp_path.glob("sweep-*.md")
@@ -91,18 +87,9 @@ def _hyperparameters(text):
 
 def test_chief_and_workers_are_told_to_search_at_one_rate(tmp_path):
     names = {"ORACLE_IP": "127.0.0.1", "ORACLE_PORT": "1", "TUNER_ID": "chief"}
-    process = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "examples" / "tune_learning_rate.py"),
-            "--search=random",
-            *SHORT,
-            f"--output_dir={tmp_path}",
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **{f"KERASTUNER_{name}": value for name, value in names.items()}},
-    )
+    environment = {f"KERASTUNER_{name}": value for name, value in names.items()}
+    flags = ("--search=random", *SHORT, f"--output_dir={tmp_path}")
+    process = run("tune_learning_rate.py", *flags, **environment)
     assert process.returncode == 1
     line = process.stderr.strip().splitlines()[-1]
     assert line.startswith("tune_learning_rate.py: error: ")
@@ -121,7 +108,6 @@ def test_missing_data_are_one_line_and_a_status(tmp_path):
     assert process.stdout == ""
 
 
-@pytest.mark.exhaustive
 def test_runs_that_fail_are_one_line_after_their_tracebacks(tmp_path):
     flags = [
         "--model=vgg16_d",

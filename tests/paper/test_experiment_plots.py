@@ -11,7 +11,7 @@ import pytest
 from helpers import WITHOUT_FINITE_NUMBERS
 
 from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, Series
-from keras_freeze.paper.figures import plot_experiment
+from keras_freeze.paper.plots import plot_experiment
 from keras_freeze.paper.runs import Results
 from keras_freeze.paper.training import LEARNING_RATES, recipe_for
 
@@ -85,25 +85,25 @@ def curves_of(axes):
     return {line.get_label(): line for line in axes.get_lines() if line.get_label()[0] != "_"}
 
 
-def hollow_of(axes, colour):
-    """The paper's markers of one colour: x and y."""
+def hollow_of(axes, color):
+    """The paper's markers of one color: x and y."""
     return [
         (line.get_xdata()[0], line.get_ydata()[0])
         for line in axes.get_lines()
         if line.get_markerfacecolor() == "none"
-        and line.get_color() == colour
+        and line.get_color() == color
         and len(line.get_xdata())
     ]
 
 
-def band_of(axes, colour):
-    """Lower and upper border, by x, of the band of one colour."""
+def band_of(axes, color):
+    """Lower and upper border, by x, of the band of one color."""
     from matplotlib.colors import same_color
 
     (band,) = [
         collection
         for collection in axes.collections
-        if same_color(collection.get_facecolor()[0][:3], colour)
+        if same_color(collection.get_facecolor()[0][:3], color)
     ]
     corners = band.get_paths()[0].vertices
     xs = sorted(set(corners[:, 0]))
@@ -203,7 +203,7 @@ def test_dense_baseline_is_a_level_with_a_band(full):
     assert (band.get_y(), band.get_y() + band.get_height()) == pytest.approx((low, high))
 
 
-def test_values_of_the_paper_are_hollow_in_the_colour_of_their_series(full):
+def test_values_of_the_paper_are_hollow_in_the_color_of_their_series(full):
     experiment = SHORT["lenet5_extreme_rates"]
     axes = plot_experiment(experiment, full).axes[0]
     lines = curves_of(axes)
@@ -296,23 +296,23 @@ def test_insets_hide_no_curve(full):
         assert not inside.any()
 
 
-def test_methods_have_one_colour_in_all_figures(full):
+def test_methods_have_one_color_in_all_figures(full):
     names = ("lenet300_rates", "lenet5_capacity", "vgg16_gradient_flow", "resnet34_tiny_imagenet")
-    colours = {}
+    colors = {}
     for name in names:
         for label, line in curves_of(plot_experiment(SHORT[name], full).axes[0]).items():
-            colours.setdefault(label, set()).add(line.get_color())
-    assert all(len(found) == 1 for found in colours.values())
-    assert len(set.union(*colours.values())) == len(colours)
+            colors.setdefault(label, set()).add(line.get_color())
+    assert all(len(found) == 1 for found in colors.values())
+    assert len(set.union(*colors.values())) == len(colors)
 
 
-def test_series_of_one_method_differ_in_colour(full):
+def test_series_of_one_method_differ_in_color(full):
     for name in ("lenet5_initializations", "reinitialization_distributions"):
         lines = curves_of(plot_experiment(SHORT[name], full).axes[0])
         assert len({line.get_color() for line in lines.values()}) == len(lines)
 
 
-def test_learning_rates_keep_their_colour_between_figures(full):
+def test_learning_rates_keep_their_color_between_figures(full):
     low, high = (
         curves_of(plot_experiment(SHORT[name], full).axes[0])
         for name in ("lenet5_low_learning_rates", "lenet5_high_learning_rates")
@@ -406,7 +406,10 @@ def test_best_series_are_those_best_in_validation_whatever_the_test_says(tmp_pat
 def test_learning_curves_are_means_over_steps_and_end_at_100k(full):
     experiment = SHORT["lenet5_learning_curves"]
     panels = plot_experiment(experiment, full).axes
-    assert [axes.get_title(loc="left") for axes in panels] == ["q = 0.99", "q = 0.999"]
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        "freezing rate q = 0.99",
+        "freezing rate q = 0.999",
+    ]
     (series,) = [s for s in experiment.series if s.label == "0.1"]
     accuracies = [
         full[run]["result"]["history"]["val_accuracy"] for run in experiment.runs_of(series, 0.999)
@@ -545,7 +548,7 @@ def test_incomplete_points_are_means_of_what_there_is(tmp_path):
 
 def test_no_results_at_all_is_an_error_that_says_so(tmp_path):
     experiment = EXPERIMENTS["lenet5_rates"]
-    with pytest.raises(ValueError, match=r"one run of lenet5_rates .* Received: .*nothing\.jsonl"):
+    with pytest.raises(ValueError, match=r"one run of lenet5_rates: .* Received: .*nothing\.jsonl"):
         plot_experiment(experiment, Results(tmp_path / "nothing.jsonl"))
 
 
@@ -575,7 +578,7 @@ def test_experiments_of_ones_own_can_be_drawn(tmp_path):
     experiment = Experiment(
         "mine",
         "Mine",
-        "Two initialisations",
+        "Two initializations",
         "None.",
         "mnist",
         "lenet_300_100",
@@ -585,7 +588,7 @@ def test_experiments_of_ones_own_can_be_drawn(tmp_path):
         ),
         (0.9,),
         seeds=1,
-        epochs=EPOCHS,
+        settings={"epochs": EPOCHS},
     )
     figure = plot_experiment(experiment, written(tmp_path / "r.jsonl", experiment.runs))
     assert labels_of(figure.axes[0].get_xticklabels()) == ["0.9"]

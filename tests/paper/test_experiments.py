@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from helpers import WITHOUT_FINITE_NUMBERS
 
-from keras_freeze.paper import training
+from keras_freeze.paper import preparation, recipes
 from keras_freeze.paper.experiments import EXPERIMENTS, architectures
 from keras_freeze.paper.experiments.experiment import Experiment, Series
-from keras_freeze.paper.experiments.tables import markdown, write_report
 from keras_freeze.paper.experiments.work import overview, work_of
 from keras_freeze.paper.runs import MEASURES, Results, Run
 from keras_freeze.paper.training import LEARNING_RATES
+from keras_freeze.paper.views.report import markdown, write_report
 
 pytestmark = pytest.mark.cases(2)
 
@@ -262,15 +262,15 @@ def test_what_is_changed_is_said():
         steps_per_epoch=3,
     )
     assert changed.changes == (
-        "mnist_5k instead of mnist",
-        "lenet_300_100 instead of lenet_5_caffe",
+        "5,000 digits of MNIST instead of MNIST",
+        "LeNet-300-100 instead of LeNet-5-Caffe",
         "5 of 40 epochs, the schedule shortened in proportion",
         "only the first 3 batches of training, validation and test images",
         "2 of 5 seeds",
         "rates 0.99, 0.999",
     )
     assert changed.paper == {}
-    assert "Changed here: mnist_5k instead of mnist; lenet_300_100" in markdown(
+    assert "Changed here: 5,000 digits of MNIST instead of MNIST; LeNet-300-100" in markdown(
         changed, Results("no results")
     )
 
@@ -295,7 +295,7 @@ def test_shortened_runs_keep_the_papers_numbers_beside_them():
 
 
 def test_another_data_set_is_refused_where_data_sets_are_compared():
-    with pytest.raises(ValueError, match=r"vgg16_cifar compares data sets.*dataset='mnist'"):
+    with pytest.raises(ValueError, match=r"vgg16_cifar, which compares data sets.*dataset='mnist'"):
         EXPERIMENTS["vgg16_cifar"].changed(dataset="mnist")
 
 
@@ -337,7 +337,7 @@ def test_rates_have_means_deviations_and_the_papers_values(tmp_path):
         ["0.9", "0.8911", "110", "", "97.50 ± 0.71 (2 of 3; paper 98.5)", "97.00 ± 1.00"],
         ["0.99", "0.9802", "20", "", "95.00 (1 of 3)", "(paper 90.0 ± 0.5)"],
     ]
-    assert text.startswith("## Figure 0: A title (lenet_300_100 on mnist)\n\n")
+    assert text.startswith("## Figure 0: A title (LeNet-300-100 on MNIST)\n\n")
     assert "The paper's statement: A statement.\n" in text
     assert "![A title](rates.png)" in text
     assert "over 3 seeds" in text
@@ -690,15 +690,11 @@ def test_every_experiment_has_a_table_with_none_some_and_all_of_its_runs(name, s
     assert f"Runs: {len(runs)} of {len(experiment.runs)} finished" in text
 
 
-def test_a_report_has_a_section_and_a_picture_for_each(tmp_path):
-    class Picture:
-        def savefig(self, path):
-            path.write_bytes(b"picture")
-
+def test_a_report_has_a_section_and_a_figure_for_each(tmp_path):
     run = RATES.runs[0]
     results = write(tmp_path / "runs", [(run, {})])
     other = dataclasses.replace(EXPERIMENTS["vgg16_cifar"])
-    text = write_report([RATES, other], results, tmp_path / "report", lambda *_: Picture())
+    text = write_report([RATES, other], results, tmp_path / "report")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
         "rates.png",
         "report.md",
@@ -802,7 +798,7 @@ def test_resnet34_is_table_s1(page):
     ]
 
 
-def test_convolutions_of_vgg16_d_have_bias_normalisation_and_relu(page):
+def test_convolutions_of_vgg16_d_have_bias_normalization_and_relu(page):
     rows = tables_in(page)[4][1:]
     blocks = [row for row in rows if row[0] == "Conv2D" or row[0] == "linear"]
     assert sum(int(row[1]) for row in blocks) == 16
@@ -831,9 +827,9 @@ def test_the_residual_block_is_drawn_with_both_its_ways(page):
 def small_batches(monkeypatch):
     """The recipes with few images a step, so that the large networks take seconds."""
     for name in ("cifar10", "tiny_imagenet"):
-        recipe = dataclasses.replace(training.recipe_for(name), batch_size=8)
-        monkeypatch.setitem(training._RECIPES, name, recipe)
-    monkeypatch.setattr(training, "_EVALUATION_BATCH", 8)
+        recipe = dataclasses.replace(recipes.recipe_for(name), batch_size=8)
+        monkeypatch.setitem(recipes.RECIPES, name, recipe)
+    monkeypatch.setattr(preparation, "_EVALUATION_BATCH", 8)
 
 
 def run_and_show(experiment, label, folder, data_dir):

@@ -9,7 +9,7 @@ import pytest
 
 import keras_freeze as kf
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
-from keras_freeze.paper import figures as plots
+from keras_freeze.paper import plots
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +50,18 @@ def test_history_without_a_finite_epoch_can_be_drawn(result):
 
 
 def test_comparison_has_a_curve_and_a_bar_for_each_run(result):
-    baseline = dataclasses.replace(result, method="baseline", freeze_rate=0.0, test_accuracy=0.875)
+    run = dataclasses.replace(result.run, method="baseline")
+    baseline = dataclasses.replace(result, run=run, test_accuracy=0.875)
     figure = plots.plot_comparison([baseline, result])
     curves, bars = figure.axes
     assert [line.get_label() for line in curves.get_lines()] == [
-        "baseline",
-        "freezenet, q = 0.99",
+        "dense baseline",
+        "FreezeNet, q = 0.99",
     ]
     widths = [bar.get_width() for bar in bars.patches]
     np.testing.assert_allclose(widths, [87.5, 100 * result.test_accuracy])
-    colours = {line.get_color() for line in curves.get_lines()}
-    assert len(colours) == 2
+    colors = {line.get_color() for line in curves.get_lines()}
+    assert len(colors) == 2
     render(figure)
 
 

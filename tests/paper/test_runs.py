@@ -59,6 +59,7 @@ def test_labels_of_different_runs_differ():
         "reinitializer": "pm_sigma",
         "validation_fraction": 0.2,
         "steps_per_epoch": 3,
+        "criterion": "magnitude",
     }
     labels = {Run(**{**RUN.__dict__, name: value}).label for name, value in others.items()}
     assert len(labels | {RUN.label}) == len(RUN.__dict__) + 1
@@ -167,12 +168,12 @@ def test_a_line_that_a_kill_cut_off_hurts_no_other(tmp_path):
         json.dumps({**record_of(RUN), "run": {**RUN.__dict__, "method": "lottery"}}),
     ],
 )
-def test_a_line_that_is_no_record_is_named_once_and_left_out(line, tmp_path, capsys):
+def test_a_line_that_is_no_record_is_named_once_and_left_out(line, tmp_path, caplog):
     path = tmp_path / "results.jsonl"
     path.write_text("\n".join([json.dumps(record_of(run_of(1))), line, ""]))
     for _ in range(2):
         assert len(Results(path)) == 1
-    (message,) = capsys.readouterr().err.splitlines()
+    (message,) = caplog.messages
     assert message.startswith(f"{path}, line 2 was left out")
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
+from keras_freeze._utils.files import replacing
 from keras_freeze.criteria.grasp import GraSP
-from keras_freeze.paper import datasets, training
-from keras_freeze.paper.training import METHODS, recipe_for, replacing, train
+from keras_freeze.paper import datasets, preparation, training, training_callbacks
+from keras_freeze.paper.datasets.training_batches import batches_in_memory
+from keras_freeze.paper.training import METHODS, recipe_for, train
 
 pytestmark = pytest.mark.cases(2)
 
@@ -153,7 +155,7 @@ def test_training_leaves_global_random_state_alone():
 
 def test_random_batches_cover_every_image_once_a_pass():
     images = np.arange(10, dtype=np.float32)[:, None]
-    batches = training._batches_in_memory(images, np.arange(10), 4, seed=0)
+    batches = batches_in_memory(images, np.arange(10), 4, seed=0)
     passes = [[labels.numpy() for _, labels in batches] for _ in range(2)]
     assert [len(batch) for batch in passes[0]] == [4, 4, 2]
     assert len(batches) == 3
@@ -257,7 +259,7 @@ def test_training_stops_and_says_so_when_the_loss_is_not_finite():
 
 def progress_of_two_epochs(seconds, capsys, monkeypatch):
     """The lines of a run by a clock that goes on by `seconds` each time someone looks at it."""
-    monkeypatch.setattr(training, "_clock", itertools.count(0.0, seconds).__next__)
+    monkeypatch.setattr(training_callbacks, "_clock", itertools.count(0.0, seconds).__next__)
     run(epochs=2, verbose=True)
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -374,7 +376,7 @@ def test_grasp_scores_ten_images_of_each_class_however_short_the_passes(monkeypa
         seen.append(np.bincount(labels, minlength=10))
         return kf.freeze(model, dataset, steps=steps)
 
-    monkeypatch.setattr(training, "freeze", recorded)
+    monkeypatch.setattr(preparation, "freeze", recorded)
     setup = training.prepare("mnist_5k", "lenet_300_100", "grasp", 0.99, steps_per_epoch=1)
     assert seen[0].min() >= 10
     assert setup.steps_per_epoch == 1
@@ -392,7 +394,7 @@ def test_xla_compiles_long_runs_of_small_dense_networks(model, epochs, compiled)
 
 
 def test_a_run_that_xla_compiles_trains_what_the_mask_says(monkeypatch):
-    monkeypatch.setattr(training, "_STEPS_WORTH_XLA", 1)
+    monkeypatch.setattr(preparation, "_STEPS_WORTH_XLA", 1)
     setup = training.prepare("mnist_5k", "lenet_300_100", "freezenet", 0.99, epochs=1)
     start = [v.numpy() for v in setup.network.trainable_variables]
     mask = kf.get_mask(setup.network)

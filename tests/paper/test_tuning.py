@@ -111,12 +111,12 @@ def test_a_sweep_repeats_nothing_that_has_a_result(tmp_path):
     assert started_seeds(tmp_path) == [1, 2, 3]
 
 
-def test_only_the_run_of_a_torn_last_line_is_repeated(tmp_path, capsys):
+def test_only_the_run_of_a_torn_last_line_is_repeated(tmp_path, caplog):
     toy_sweep(tmp_path, [toy_run(1), toy_run(2)])
     file = tmp_path / "results.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     toy_sweep(tmp_path, [toy_run(1), toy_run(2)])
-    assert "results.jsonl, line 2 was left out" in capsys.readouterr().err
+    assert "results.jsonl, line 2 was left out" in caplog.text
     assert started_seeds(tmp_path) == [1, 2, 2]
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_diverges_has_a_result(tmp_path, capsys):
 
 @pytest.mark.parametrize("bad", ["mnist", {"seed": 0}, None])
 def test_what_is_no_run_is_refused(bad, tmp_path):
-    with pytest.raises(TypeError, match=r"runs must be .*Received"):
+    with pytest.raises(TypeError, match=r"`runs` must be .*Received"):
         sweep([bad], tmp_path)
 
 

@@ -1,18 +1,63 @@
-"""Scripts of examples/, run as a user runs them."""
+"""Running the scripts in examples/: within this process, which is quick, or as a user does."""
 
+import contextlib
+import io
+import logging
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from absl import app, flags
+from absl import logging as absl_logging
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(script, *flags, cwd=ROOT):
+class Finished(NamedTuple):
+    """A script that has ended, with the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(script, *arguments, **environment):
+    """Run a script within this process."""
+    path = ROOT / "examples" / script
+    app.define_help_flags()  # which happens once
+    known = set(flags.FLAGS)
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+        mock.patch.object(sys, "argv", [str(path), *map(str, arguments)]),
+        mock.patch.object(sys, "path", [str(ROOT / "examples"), str(path.parent), *sys.path]),
+        mock.patch.dict(os.environ, environment),
+    ):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+            status = None
+        except SystemExit as stop:
+            status = stop.code
+        finally:  # another script may have flags of these names
+            for name in set(flags.FLAGS) - known:
+                delattr(flags.FLAGS, name)
+            logging.root.removeHandler(absl_logging.get_absl_handler())
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
+    return Finished(status or 0, out.getvalue(), err.getvalue())
+
+
+def run_process(script, *arguments, cwd=ROOT):
+    """Run a script in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # a user has not set it
     return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / script), *flags],
+        [sys.executable, str(ROOT / "examples" / script), *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
