@@ -257,7 +257,10 @@ def _check_sizes(
     classes = check_int("num_classes", num_classes, minimum=1)
     if not isinstance(input_shape, Sequence) or isinstance(input_shape, str):
         raise type_error("input_shape", input_shape, "a sequence of positive integers")
-    shape = tuple(check_int("input_shape", dimension, minimum=1) for dimension in input_shape)
+    shape = tuple(
+        check_int(f"input_shape[{axis}]", dimension, minimum=1)
+        for axis, dimension in enumerate(input_shape)
+    )
     if not shape:
         raise value_error("input_shape", input_shape, "of at least one dimension")
     if smallest is not None and (len(shape) != 3 or min(shape[:2]) < smallest):

@@ -416,8 +416,8 @@ def test_digits_are_augmented_only_when_asked():
         ({"validation_fraction": True}, TypeError, "validation_fraction=True"),
         ({"validation_fraction": 1e-5}, ValueError, "validation_fraction=1e-05"),
         ({"augment": 1}, TypeError, "augment=1"),
-        ({"split": "validation", "augment": True}, ValueError, "split='validation'"),
-        ({"split": "test", "augment": True}, ValueError, "split='test'"),
+        ({"split": "validation", "augment": True}, ValueError, "split 'validation'"),
+        ({"split": "test", "augment": True}, ValueError, "split 'test'"),
         ({"name": "mnist", "data_dir": "no/such/folder"}, FileNotFoundError, "no/such/folder"),
     ],
 )

@@ -292,16 +292,18 @@ def test_saved_model_gives_the_same_outputs(name, tmp_path):
 def test_wrong_arguments_are_named(name):
     model = MODELS[name]
     for value in (0, -3):
-        with pytest.raises(ValueError, match=f"at least 1. Received: num_classes={value}"):
+        with pytest.raises(ValueError, match=f"a positive int. Received: num_classes={value}"):
             model(value)
     for value in (2.0, None, "10", True):
-        with pytest.raises(TypeError, match=r"num_classes must be an integer.*Received: num_c"):
+        with pytest.raises(
+            TypeError, match=r"`num_classes` must be a positive int.*Received: num_c"
+        ):
             model(value)
     for shape in ((28, 0, 1), (-28, 28, 1), ()):
-        with pytest.raises(ValueError, match="Received: input_shape="):
+        with pytest.raises(ValueError, match=r"Received: input_shape(=|\[\d\]=)"):
             model(input_shape=shape)
     for shape in ((28, None, 1), (28.0, 28, 1), 28, None, "abc"):
-        with pytest.raises(TypeError, match="Received: input_shape="):
+        with pytest.raises(TypeError, match=r"Received: input_shape(=|\[\d\]=)"):
             model(input_shape=shape)
     with pytest.raises(ValueError, match="Received: seed=-1"):
         model(seed=-1)
@@ -316,5 +318,5 @@ def test_wrong_arguments_are_named(name):
 )
 def test_images_that_are_too_small_or_flat_are_rejected(name, smallest):
     for shape in ((smallest - 1, 64, 3), (64, smallest - 1, 3), (64, 64), (4, 64, 64, 3)):
-        with pytest.raises(ValueError, match=f"at least {smallest} for this network. Received"):
+        with pytest.raises(ValueError, match=f"at least {smallest}. Received"):
             MODELS[name](input_shape=shape)
