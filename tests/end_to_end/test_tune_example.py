@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 from example_scripts import run
 
 from keras_freeze.paper.runs import Results, Run

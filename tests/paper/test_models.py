@@ -295,9 +295,7 @@ def test_wrong_arguments_are_named(name):
         with pytest.raises(ValueError, match=f"a positive int. Received: num_classes={value}"):
             model(value)
     for value in (2.0, None, "10", True):
-        with pytest.raises(
-            TypeError, match=r"must be a positive int.*Received: num_c"
-        ):
+        with pytest.raises(TypeError, match=r"must be a positive int.*Received: num_c"):
             model(value)
     for shape in ((28, 0, 1), (-28, 28, 1), ()):
         with pytest.raises(ValueError, match=r"Received: input_shape(=|\[\d\]=)"):

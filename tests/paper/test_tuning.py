@@ -25,6 +25,7 @@ import tensorflow as tf
 
 import keras_freeze as kf
 from keras_freeze.paper import runs, tuning
+from keras_freeze.paper import sweep as sweep_module
 from keras_freeze.paper.runs import Results, Run
 from keras_freeze.paper.training import LEARNING_RATES
 from keras_freeze.paper.tuning import FreezeHyperModel, LogRange, check_trials, sweep
@@ -313,14 +314,14 @@ def test_chief_and_workers_return_at_once_if_nothing_is_left(
 
 def test_a_worker_without_a_chief_gives_up(tmp_path, distributed, monkeypatch):
     monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker0")
-    monkeypatch.setattr(tuning, "_SECONDS_FOR_THE_CHIEF", 0.0)
+    monkeypatch.setattr(sweep_module, "_SECONDS_FOR_THE_CHIEF", 0.0)
     with pytest.raises(ConnectionError, match="No chief answers"):
         sweep([toy_run(1)], tmp_path)
 
 
 def test_a_chief_does_not_count_what_a_killed_chief_had_handed_out(tmp_path):
     results = Results(tmp_path / "results.jsonl")
-    old, new = (tuning._PendingRuns([toy_run(seed)], results) for seed in (1, 2))
+    old, new = (sweep_module._PendingRuns([toy_run(seed)], results) for seed in (1, 2))
     for oracle in (old, new):
         oracle._set_project_dir(str(tmp_path), "project")
     stray, trial = old.create_trial("worker0"), new.create_trial("worker1")
@@ -556,9 +557,9 @@ def test_a_network_that_was_built_before_another_is_trained_on_its_own_data():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"methods": "lottery"}, r"method must be one of .*Received: method='lottery'"),
+        ({"methods": "lottery"}, r"`method` must be one of .*Received: method='lottery'"),
         ({"freeze_rates": (0.9, 1.5)}, "Received: freeze_rate=1.5"),
-        ({"freeze_rates": ()}, r"freeze_rates must be .*Received: freeze_rates=\(\)"),
+        ({"freeze_rates": ()}, r"`freeze_rates` must be .*Received: freeze_rates=\(\)"),
         ({"learning_rates": (0.1, -1.0)}, "Received: learning_rate=-1.0"),
         ({"epochs": 0}, "Received: epochs=0"),
     ],
@@ -585,7 +586,9 @@ def test_a_range_needs_two_numbers_in_order(error, low, high):
 
 
 def test_without_keras_tuner_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "keras_freeze.tuning")
+    for name in ("_keras_tuner", "hypermodel", "sweep", "tuning"):
+        monkeypatch.delitem(sys.modules, f"keras_freeze.paper.{name}")
+    monkeypatch.delitem(sys.modules, "keras_freeze.tuning", raising=False)
     monkeypatch.setitem(sys.modules, "keras_tuner", None)
     with pytest.raises(ImportError, match="pip install keras-tuner "):
         import keras_freeze.tuning  # noqa: F401
