@@ -95,5 +95,5 @@ class Start:
 
 def _whole(value: Any, end: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
-        raise ValueError(f"{value!r:.100} is no integer in [0, {end})")
+        raise ValueError(f"{value!r:.100} is not an integer in [0, {end})")
     return value

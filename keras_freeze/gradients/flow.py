@@ -38,7 +38,7 @@ def gradient_flow(
     a mask that is every trainable parameter. In a pruned network no gradient passes a layer whose
     paths are cut, but what lies behind, such as the last bias, still has one.
 
-    The gradient is that of the loss which `fit` minimises, in training mode, without the
+    The gradient is that of the loss which `fit` minimizes, in training mode, without the
     optimizer's `l2`: BatchNormalization uses the statistics of each batch, Dropout drops. The model
     is left as it was, moving statistics and random state included.
 

@@ -57,12 +57,7 @@ class RandomUniform(ParameterizedInitializer):
     Args:
         minval: the lower bound.
         maxval: the upper bound, which is not among the values unless it is the lower one, too.
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32).
-
-    Raises:
-        TypeError: an argument is not a number, or `seed` or `stream` is not an integer.
-        ValueError: a bound is not finite, or `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> layer = keras.layers.Embedding(100, 8, embeddings_initializer=RandomUniform(-0.1, 0.1))
@@ -94,12 +89,7 @@ class RandomNormal(ParameterizedInitializer):
     Args:
         mean: the mean.
         stddev: the standard deviation.
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32).
-
-    Raises:
-        TypeError: an argument is not a number, or `seed` or `stream` is not an integer.
-        ValueError: a number is not finite, or `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> layer = keras.layers.Dense(8, kernel_initializer=RandomNormal(stddev=0.02, seed=1))
@@ -130,12 +120,7 @@ class TruncatedNormal(RandomNormal):
     Args:
         mean: the mean.
         stddev: the standard deviation before truncation.
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32).
-
-    Raises:
-        TypeError: an argument is not a number, or `seed` or `stream` is not an integer.
-        ValueError: a number is not finite, or `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> float(abs(TruncatedNormal(stddev=1.0).values((1000,))).max()) <= 2.0
@@ -168,8 +153,7 @@ class VarianceScaling(ParameterizedInitializer):
             "uniform".
         input_axes, output_axes: the axes whose lengths multiply to the fan in and the fan out; by
             default those of `keras_freeze.initializers.compute_fans`.
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -235,12 +219,7 @@ class Orthogonal(ParameterizedInitializer):
 
     Args:
         gain: what the matrix is multiplied by.
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32).
-
-    Raises:
-        TypeError: `gain` is not a number, or `seed` or `stream` is not an integer.
-        ValueError: `gain` is not finite, or `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> q = Orthogonal(seed=2).values((4, 4))

@@ -75,7 +75,7 @@ class SeededInitializer(keras.initializers.Initializer):
     Args:
         seed: the model's seed, an integer in [0, 2**32).
         stream: which weight of the model this is, an integer in [0, 2**32). Weights of one shape
-            and one seed are equal when their streams are equal.
+            and one seed are equal if their streams are equal: count `stream` up.
 
     Raises:
         TypeError: `seed` or `stream` is not an integer.
@@ -149,13 +149,7 @@ class XavierNormal(SeededInitializer):
     The tails reach 8.3 standard deviations; the quantile is exact to 4e-11, relatively.
 
     Args:
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
-            two weights of the same shape gives both the same values: count `stream` up.
-
-    Raises:
-        TypeError: `seed` or `stream` is not an integer.
-        ValueError: `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> layer = keras.layers.Dense(100, kernel_initializer=XavierNormal(seed=0, stream=1))
@@ -175,13 +169,7 @@ class KaimingUniform(SeededInitializer):
     The paper starts CIFAR-100 and Tiny ImageNet from it.
 
     Args:
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
-            two weights of the same shape gives both the same values: count `stream` up.
-
-    Raises:
-        TypeError: `seed` or `stream` is not an integer.
-        ValueError: `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> layer = keras.layers.Conv2D(20, 5, kernel_initializer=KaimingUniform(seed=0))
@@ -201,13 +189,7 @@ class PlusMinusSigma(SeededInitializer):
     The paper's pm_sigma (section 4.5): one random bit a weight, the variance of Xavier-normal.
 
     Args:
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
-            two weights of the same shape gives both the same values: count `stream` up.
-
-    Raises:
-        TypeError: `seed` or `stream` is not an integer.
-        ValueError: `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> sorted(set(PlusMinusSigma(seed=0).values((4, 4)).ravel().tolist()))
@@ -229,13 +211,7 @@ class StandardNormal(SeededInitializer):
     cannot be trained (supplement, "Reinitialization Tests", figure S3).
 
     Args:
-        seed: the model's seed, an integer in [0, 2**32).
-        stream: which weight of the model this is, an integer in [0, 2**32). An initializer used for
-            two weights of the same shape gives both the same values: count `stream` up.
-
-    Raises:
-        TypeError: `seed` or `stream` is not an integer.
-        ValueError: `seed` or `stream` is outside [0, 2**32).
+        seed, stream: as in `SeededInitializer`.
 
     Example:
         >>> layer = keras.layers.Dense(100, kernel_initializer=StandardNormal(seed=0, stream=1))

@@ -1,13 +1,20 @@
 """The checks of what a FreezeOptimizer is given: its settings and its variables."""
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_freeze._keras_private import public_optimizer_class
+from keras_freeze._utils.validation import (
+    check_instance,
+    check_int,
+    check_number,
+    check_one_of,
+    value_error,
+)
 from keras_freeze.criteria.criteria import check_criterion
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
@@ -15,33 +22,6 @@ from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.parameters import Parameter, normalize_exclude
 
 FROZEN_WEIGHTS = ("keep", "decay", "zero")
-
-
-def check_l2(l2: Any) -> float:
-    """Return `l2` as a Python float.
-
-    Raises:
-        TypeError, ValueError: unless it is a number of at least 0.
-    """
-    if isinstance(l2, bool) or not isinstance(l2, (int, float, np.integer, np.floating)):
-        raise TypeError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
-    if not 0.0 <= float(l2) < float("inf"):
-        raise ValueError(f"Argument `l2` must be a number of at least 0. Received: l2={l2!r}")
-    return float(l2)
-
-
-def check_frozen_weights(frozen_weights: Any) -> str:
-    """Return `frozen_weights` as a string.
-
-    Raises:
-        ValueError: unless it is one of `FROZEN_WEIGHTS`.
-    """
-    if frozen_weights not in FROZEN_WEIGHTS:
-        raise ValueError(
-            f"Argument `frozen_weights` must be one of {', '.join(map(repr, FROZEN_WEIGHTS))}. "
-            f"Received: frozen_weights={frozen_weights!r}"
-        )
-    return str(frozen_weights)
 
 
 def check_decay(frozen_weights: str, l2: float, inner: Any) -> None:
@@ -68,19 +48,6 @@ def check_decay(frozen_weights: str, l2: float, inner: Any) -> None:
             )
 
 
-def check_seed(seed: Any) -> int:
-    """Return `seed` as a Python int.
-
-    Raises:
-        TypeError, ValueError: unless it is an integer of 32 bits.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"Argument `seed` must be an int in [0, 2**32). Received: seed={seed!r}")
-    return int(seed)
-
-
 def check_inner_optimizer(inner: Any) -> Any:
     """Return `inner_optimizer` as an optimizer.
 
@@ -88,13 +55,13 @@ def check_inner_optimizer(inner: Any) -> Any:
         TypeError: unless it is a Keras optimizer or the name of one.
         ValueError: for a LossScaleOptimizer, a FreezeOptimizer, or an optimizer that is built.
     """
+    accepted = "a Keras optimizer or the name of one"
     if isinstance(inner, str):
-        inner = keras.optimizers.get(inner)
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(
-            "Argument `inner_optimizer` must be a Keras optimizer or the name of one. "
-            f"Received: inner_optimizer={inner!r} of type {type(inner)}"
-        )
+        try:
+            inner = keras.optimizers.get(inner)
+        except ValueError:
+            raise value_error("inner_optimizer", inner, accepted) from None
+    check_instance("inner_optimizer", inner, keras.optimizers.Optimizer, accepted)
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "Argument `inner_optimizer` must not be a LossScaleOptimizer, with which a scaled "
@@ -154,11 +121,20 @@ def warn_of_constraints(
         )
 
 
+def check_seed(seed: Any) -> int:
+    """Return `seed` as a Python int.
+
+    Raises:
+        TypeError, ValueError: unless it is an integer of 32 bits.
+    """
+    return check_int("seed", seed, end=2**32)
+
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "freeze_rate": check_freeze_rate,
     "criterion": check_criterion,
-    "l2": check_l2,
-    "frozen_weights": check_frozen_weights,
+    "l2": functools.partial(check_number, "l2", minimum=0.0),
+    "frozen_weights": functools.partial(check_one_of, "frozen_weights", accepted=FROZEN_WEIGHTS),
     "exclude": normalize_exclude,
     "seed": check_seed,
 }

@@ -5,7 +5,7 @@ masking the gradient after its computation" (the paper, after algorithm 1). A ke
 a product of what enters its layer and what comes back from the loss, so that the entries in some
 rows (input channels) and columns (output channels) cost only the product of those. `install` lets
 layers of a frozen model compute just the rows and columns that hold a trained weight, where that
-is cheaper, and hand on the gradient at the trained entries alone. The forward pass and the
+is cheaper, and pass on the gradient at the trained entries alone. The forward pass and the
 gradient of a layer's inputs stay what they are.
 
 The layers stay plain Keras layers: what `install` sets on an instance is not part of what Keras

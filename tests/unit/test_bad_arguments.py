@@ -113,7 +113,7 @@ ARGUMENTS = [
     (reinitialize, "seed", NOT_SEEDS),
     (kf.restrict_gradients, "model", NOT_MODELS),
     (kf.restore_gradients, "model", NOT_MODELS),
-    (optimizer, "inner_optimizer", [keras.optimizers.SGD, None, 3]),
+    (optimizer, "inner_optimizer", ["sdg", keras.optimizers.SGD, None, 3]),
     (optimizer, "freeze_rate", [-0.1, 1.5, "0.9", None, float("nan"), np.array([0.9])]),
     (optimizer, "criterion", NOT_CRITERIA),
     (optimizer, "frozen_weights", ["frozen", None, 3, ["keep"]]),
