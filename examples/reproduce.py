@@ -29,7 +29,7 @@ from absl import flags
 from keras_freeze._utils.files import replacing
 from keras_freeze.paper.experiments import EXPERIMENTS, Experiment, architectures, work
 from keras_freeze.paper.runs import Results, Run
-from keras_freeze.paper.views.report import write_report
+from keras_freeze.paper.views.reports import write_report
 
 _EXPERIMENT = flags.DEFINE_list(
     "experiment", [], "Names out of --list with commas between them; or all; or architectures."

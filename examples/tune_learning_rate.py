@@ -41,7 +41,7 @@ from keras_freeze.paper.experiments.markdown import markdown_table
 from keras_freeze.paper.runs import Run
 from keras_freeze.paper.titles import title_of
 from keras_freeze.paper.training import LEARNING_RATES
-from keras_freeze.paper.views.report import markdown
+from keras_freeze.paper.views.reports import markdown
 
 _SETTINGS = command_line.define_settings(
     *("dataset", "model", "method", "epochs"),

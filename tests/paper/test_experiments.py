@@ -15,7 +15,7 @@ from keras_freeze.paper.experiments.experiment import Experiment, Series
 from keras_freeze.paper.experiments.work import overview, work_of
 from keras_freeze.paper.runs import MEASURES, Results, Run
 from keras_freeze.paper.training import LEARNING_RATES
-from keras_freeze.paper.views.report import markdown, write_report
+from keras_freeze.paper.views.reports import markdown, write_report
 
 pytestmark = pytest.mark.cases(2)
 

@@ -19,10 +19,6 @@ MOST_LINES = 450
 LONG_FILES = {
     "backend/tensorflow.py",
     "optimizer/freeze_optimizer.py",
-    "paper/experiments/tables.py",
-    "paper/figures/experiments.py",
-    "paper/training.py",
-    "paper/tuning.py",
     "storage/saving.py",
 }
 IMPORT_STORAGE = {"keras_freeze.initializers.of_layers", "keras_freeze.masks.mask"}
