@@ -45,7 +45,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def number_of_cases(marker):
-    """How many cases of a test marked `cases` are not exhaustive."""
+    """How many cases of a test marked `cases` are not exhaustive; None for all."""
     (number,) = marker.args
     return marker.kwargs.get(BACKEND, number)
 
@@ -66,13 +66,15 @@ def mark_targets(items):
             cases[item.nodeid.split("[")[0]].append(item)
     for of_one_test in cases.values():
         number = number_of_cases(of_one_test[0].get_closest_marker("cases"))
+        if number is None:
+            continue
         chosen = most_different(map(values_of_case, of_one_test), number)
         for i in set(range(len(of_one_test))) - set(chosen):
             of_one_test[i].add_marker("exhaustive")
 
 
 def values_of_case(item):
-    """The numbers of a case's parameters, none for a test without."""
+    """The numbers of a case's parameters; none for a test without."""
     callspec = getattr(item, "callspec", None)
     return tuple(sorted(callspec.indices.items())) if callspec else ()
 

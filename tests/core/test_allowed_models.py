@@ -9,7 +9,10 @@ from keras import layers, ops
 import keras_freeze as kf
 from keras_freeze.storage import allowed_names
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.cases(None, tensorflow=0, jax=0),
+]
 
 
 @keras.saving.register_keras_serializable(package="allowed_models")

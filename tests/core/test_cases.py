@@ -29,7 +29,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = pytest.mark.cases(2, tensorflow=1, jax=1)
 
 each_way = pytest.mark.parametrize("way", axes.WAYS)
 HALF = 0.5

@@ -13,6 +13,8 @@ from processes import ROOT, DenseByHand
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=2, jax=1)
+
 HEADINGS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 BATCH, NUM_IMAGES, RATE = 100, 2000, 0.98  # the programs'
 

@@ -9,6 +9,8 @@ from keras import layers
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=0, jax=0)
+
 
 def pretrained(seed=0, classes=3):
     """A network that was trained whole, so that no seed gives its weights."""

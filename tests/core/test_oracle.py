@@ -6,6 +6,8 @@ import pytest
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+
 BATCH, LEARNING_RATE, MOMENTUM, L2 = 60, 0.1, 0.9, 5e-4
 
 

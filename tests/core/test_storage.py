@@ -16,7 +16,7 @@ import keras_freeze as kf
 from keras_freeze.initializers.portable import VarianceScaling
 from keras_freeze.storage.container import read_container, write_container
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 
 
 def trained(model, *, optimizer=None, reinitialize=True, freeze=True):

@@ -23,6 +23,8 @@ from own_steps import BACKEND, OwnStep, gradients_by_hand, make_step, step_of
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=0)
+
 RATE = 0.75
 
 

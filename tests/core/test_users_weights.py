@@ -20,6 +20,8 @@ from helpers import (
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=0)
+
 
 @keras.saving.register_keras_serializable(package="tests")
 class Own(keras.layers.Layer):
