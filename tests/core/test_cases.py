@@ -29,7 +29,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(2, tensorflow=1, jax=1)
+pytestmark = pytest.mark.cases(2, tensorflow=1, jax=0)
 
 each_way = pytest.mark.parametrize("way", axes.WAYS)
 HALF = 0.5
@@ -107,6 +107,7 @@ def values_after_arrays(way):
     return kf.get_mask(model), values_of(model.variables)
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @each_way
 @pytest.mark.parametrize("kind", INPUTS)
 def test_every_input_of_fit_gives_what_arrays_give(kind, way):
@@ -139,6 +140,7 @@ def gradients_by_differences(model, x, y, weights):
     return gradient
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @each_way
 @pytest.mark.parametrize("kind", ["none", "sample_weight", "class_weight"])
 def test_the_mask_is_equation_1_by_central_differences(kind, way):
@@ -182,6 +184,7 @@ def test_several_losses_decide_together(way):
 # Rates
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "averaging", "muon"])
 def test_a_rate_of_zero_is_the_bare_optimizer_bit_for_bit(name):
     values = []
@@ -194,6 +197,7 @@ def test_a_rate_of_zero_is_the_bare_optimizer_bit_for_bit(name):
         assert same_bits(ours, theirs)
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @each_way
 def test_at_a_rate_of_one_only_biases_and_normalisation_train(way):
     model, x, y = frozen_model(way, rate=1)  # an int will do
@@ -207,6 +211,7 @@ def test_at_a_rate_of_one_only_biases_and_normalisation_train(way):
 # What is not finite, and ties
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 def test_a_gradient_with_nan_moves_no_frozen_weight():
     model, x, y = frozen_model()
     before = values_of(model.trainable_variables)
@@ -259,6 +264,7 @@ def test_training_without_a_finite_batch_warns_at_its_end():
         optimizer.finalize_variable_values(model.trainable_variables)
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @each_way
 def test_equal_scores_go_to_the_first_weights(way):
     model, x, y = model_and_data()
@@ -374,6 +380,7 @@ def test_a_cloned_model_has_an_optimizer_without_a_mask_that_will_not_train():
     check_training(clone, before)
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @each_way
 def test_saved_and_loaded_models_train_on_identically(way, tmp_path):
     model, x, y = frozen_model(way)
@@ -387,6 +394,7 @@ def test_saved_and_loaded_models_train_on_identically(way, tmp_path):
         assert same_bits(ours, theirs)
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 def test_a_freeze_file_brings_weights_and_mask_back(tmp_path):
     model, x, y = model_and_data()
     kf.reinitialize(model, seed=5)
@@ -585,6 +593,7 @@ def flow_by_hand(model, x, y, mask):
     return np.mean(flows)
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 def test_the_mask_is_the_same_in_both_ways_and_by_hand():
     masks = []
     for way in axes.WAYS:

@@ -18,7 +18,7 @@ from axes import WAYS
 import keras_freeze as kf
 from keras_freeze.optimizer import persistence
 
-pytestmark = pytest.mark.cases(2, tensorflow=1, jax=1)
+pytestmark = pytest.mark.cases(2, tensorflow=1, jax=0)
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = [name for name in ("tensorflow", "jax", "torch") if name != BACKEND]
@@ -303,6 +303,7 @@ def frozen_with_other_weights_of_the_same_numbers():
     return model
 
 
+@pytest.mark.cases(2, tensorflow=2, jax=1)
 @each_way
 @pytest.mark.parametrize(
     "target",

@@ -10,6 +10,8 @@ from helpers import blobs, compiled, fit, sgd, two_dense_layers, value_of
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+
 each_way = pytest.mark.parametrize("way", axes.WAYS)
 
 

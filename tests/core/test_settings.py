@@ -7,7 +7,7 @@ from helpers import blobs, compiled, fit, same_bits, two_dense_layers, values_of
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=0)
 
 X, Y = blobs()
 

@@ -23,7 +23,16 @@ PROGRAMS = {
 WEIGHT_NAMES = ("kernel", "recurrent_kernel", "embeddings")
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "image_classification",
+        "transformer",
+        pytest.param("text_classification", marks=pytest.mark.exhaustive),
+        pytest.param("autoencoder", marks=pytest.mark.exhaustive),
+        pytest.param("gan", marks=pytest.mark.exhaustive),
+    ],
+)
 def program(request):
     return request.param
 

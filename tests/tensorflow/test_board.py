@@ -27,7 +27,7 @@ from keras_freeze.callbacks.freeze_board import FreezeBoard
 from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
 from keras_freeze.optimizer.checkpoint import State
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 BODY, HEAD = "net/body/kernel", "net/head/kernel"
 CHANGED = "Frozen weights are not what they were"

@@ -24,6 +24,8 @@ import keras_freeze as kf
 from keras_freeze.restricted import block
 from keras_freeze.restricted import layers as sparse_gradients
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BATCH = 12
 CASES = {}

@@ -8,7 +8,7 @@ from keras import layers
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = pytest.mark.cases(1)
 
 
 def make_data(size=64, seed=0):

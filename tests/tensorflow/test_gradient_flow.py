@@ -28,7 +28,7 @@ import keras_freeze as kf
 from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
 from keras_freeze.gradients.flow import gradient_flow
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 
 def plain_model(seed=0):

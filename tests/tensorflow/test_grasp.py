@@ -11,7 +11,7 @@ import keras_freeze as kf
 from keras_freeze import criteria
 from keras_freeze.criteria.grasp import GraSP
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 # A network of two kernels and biases in NumPy, whose gradient also takes complex weights.
 

@@ -28,7 +28,7 @@ from keras import optimizers as ko
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = pytest.mark.cases(1)
 
 each_way = pytest.mark.parametrize("way", ["freeze", "first_batch"])
 

@@ -28,7 +28,7 @@ from keras import optimizers as ko
 import keras_freeze as kf
 from keras_freeze.optimizer.strategy import COORDINATE_WISE
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = pytest.mark.cases(1)
 
 STEPS, FREEZE_RATE = 10, 0.75
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_freeze as kf
 from keras_freeze.optimizer import persistence
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 
 def make_data(seed=0):

@@ -37,7 +37,7 @@ from keras_freeze.restricted import layers as sparse_gradients
 from keras_freeze.restricted.cost_model import cheapest_block
 from keras_freeze.restricted.layers import is_restricted
 
-pytestmark = pytest.mark.cases(2)
+pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 WAYS = [(True, True), (True, False), (False, True), (False, False)]
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "mixed_float16": 4e-3, "mixed_bfloat16": 3e-2}

@@ -19,7 +19,10 @@ from keras_freeze.storage.container import read_container, write_container
 pytest.importorskip("tensorflow")  # Keras's lookups need it on every backend
 
 BACKEND = keras.backend.backend()
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
