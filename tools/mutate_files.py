@@ -7,7 +7,7 @@ one place or several: other values and types, other sizes, names of other classe
 parts that are missing, repeated or from elsewhere. Loading it has to succeed or to be a
 FreezeFileError that names the file; nothing that only Keras's other uses need may be looked up, no
 file opened for writing, no process started, no connection made, and no more memory taken than a
-small network needs. tests/unit/test_mutated_files.py runs a thousand, and 30,000 with `--whole`.
+small network needs. tests/unit/test_mutated_files.py runs some, and 30,000 in `make test-all`.
 """
 
 import argparse

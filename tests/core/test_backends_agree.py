@@ -15,7 +15,8 @@ import pytest
 from axes import WAYS
 from helpers import blobs, crossentropy, same_bits, values_of
 from keras import layers as kl
-from processes import DenseByHand, run_python
+from oracle import DenseByHand
+from processes import run_python
 
 import keras_freeze as kf
 

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 from helpers import crossentropy, same_bits, value_of, values_of
-from processes import ROOT, DenseByHand
+from oracle import DenseByHand
+from processes import ROOT
 
 import keras_freeze as kf
 

@@ -3,54 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from oracle import DenseByHand, brute_force_mask
 
 import keras_freeze as kf
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
 
 BATCH, LEARNING_RATE, MOMENTUM, L2 = 60, 0.1, 0.9, 5e-4
-
-
-class NumpyNetwork:
-    """ReLU layers and softmax cross-entropy in float64, with gradients written out by hand."""
-
-    def __init__(self, arrays):
-        self.parameters = [np.array(a, np.float64) for a in arrays]
-
-    def loss(self, x, y):
-        log_p = self._log_probabilities(x)[1]
-        return -log_p[np.arange(len(y)), y].mean()
-
-    def _log_probabilities(self, x):
-        inputs = [x.reshape(len(x), -1)]
-        for layer in range(3):
-            kernel, bias = self.parameters[2 * layer : 2 * layer + 2]
-            z = inputs[-1] @ kernel + bias
-            inputs.append(np.maximum(z, 0.0) if layer < 2 else z)
-        logits = inputs.pop()
-        logits = logits - logits.max(1, keepdims=True)
-        return inputs, logits - np.log(np.exp(logits).sum(1, keepdims=True))
-
-    def gradients(self, x, y):
-        inputs, log_p = self._log_probabilities(x)
-        dy = np.exp(log_p)
-        dy[np.arange(len(y)), y] -= 1.0
-        dy /= len(y)
-        gradients = [None] * 6
-        for layer in (2, 1, 0):
-            gradients[2 * layer] = inputs[layer].T @ dy
-            gradients[2 * layer + 1] = dy.sum(0)
-            dy = (dy @ self.parameters[2 * layer].T) * (inputs[layer] > 0.0)
-        return gradients
-
-
-def brute_force_mask(scores, k):
-    """The k largest of all scores, ties to the lower position, by a stable sort of everything."""
-    flat = np.concatenate([s.reshape(-1) for s in scores])
-    chosen = np.zeros(flat.size, bool)
-    chosen[np.argsort(-flat, kind="stable")[:k]] = True
-    ends = np.cumsum([s.size for s in scores])
-    return [m.reshape(s.shape) for m, s in zip(np.split(chosen, ends[:-1]), scores, strict=True)]
 
 
 def make_data(seed=0):
@@ -77,21 +36,21 @@ def numbers(model):
 def test_saliency_equals_manual_backpropagation():
     model = make_model()
     x, y = make_data()
-    network = NumpyNetwork(numbers(model))
+    network = DenseByHand(numbers(model))
     gradients = network.gradients(x[:BATCH], y[:BATCH])
     scores = kf.compute_saliency(model, x[:BATCH], y[:BATCH])
     assert list(scores) == [v.path for v in model.trainable_variables if v.name == "kernel"]
     for score, layer in zip(scores.values(), (0, 2, 4), strict=True):
-        expected = np.abs(gradients[layer] * network.parameters[layer])
+        expected = np.abs(gradients[layer] * network.values[layer])
         np.testing.assert_allclose(score, expected, rtol=2e-4, atol=1e-9)
 
 
 def test_manual_backpropagation_equals_central_differences():
     x, y = make_data()
-    network = NumpyNetwork(numbers(make_model()))
+    network = DenseByHand(numbers(make_model()))
     gradients = network.gradients(x, y)
     rng = np.random.default_rng(1)
-    for parameter, gradient in zip(network.parameters, gradients, strict=True):
+    for parameter, gradient in zip(network.values, gradients, strict=True):
         for _ in range(5):
             index = tuple(rng.integers(0, n) for n in parameter.shape)
             start, losses = parameter[index], []
@@ -108,10 +67,10 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
     model = make_model(freeze_rate=freeze_rate)
     x, y = make_data()
     start = numbers(model)
-    network = NumpyNetwork(start)
+    network = DenseByHand(start)
 
     gradients = network.gradients(x[:BATCH], y[:BATCH])
-    scores = [np.abs(gradients[i] * network.parameters[i]) for i in (0, 2, 4)]
+    scores = [np.abs(gradients[i] * network.values[i]) for i in (0, 2, 4)]
     k = int(np.round((1 - freeze_rate) * 266_200, 6))
     ordered = np.sort(np.concatenate([s.reshape(-1) for s in scores]))
     assert ordered[-k] - ordered[-k - 1] > 1e-6 * ordered[-k], "the data have a near-tie"
@@ -121,11 +80,11 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
         kf.freeze(model, x[:BATCH], y[:BATCH])
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
 
-    velocities = [np.zeros_like(p) for p in network.parameters]
+    velocities = [np.zeros_like(p) for p in network.values]
     for step in range(3):
         rows = slice(step * BATCH, (step + 1) * BATCH)
         gradients = network.gradients(x[rows], y[rows])
-        for i, parameter in enumerate(network.parameters):
+        for i, parameter in enumerate(network.values):
             trained = masks.get(i, True)
             gradient = np.where(trained, gradients[i] + L2 * parameter, 0.0)
             velocities[i] = MOMENTUM * velocities[i] - LEARNING_RATE * gradient
@@ -134,7 +93,7 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
     mask = kf.get_mask(model)
     assert mask.num_trained == k
     for i, variable in enumerate(model.trainable_variables):
-        np.testing.assert_allclose(variable.numpy(), network.parameters[i], rtol=1e-4, atol=2e-6)
+        np.testing.assert_allclose(variable.numpy(), network.values[i], rtol=1e-4, atol=2e-6)
         if i in masks:
             np.testing.assert_array_equal(mask[variable], masks[i])
             frozen = ~masks[i]
@@ -178,15 +137,15 @@ def test_snip_trains_the_network_of_the_kept_weights():
     x, y = make_data()
     kf.freeze(model, x[:BATCH], y[:BATCH])
     mask = kf.get_mask(model)
-    network = NumpyNetwork(numbers(model))
+    network = DenseByHand(numbers(model))
     for i in (0, 2, 4):
-        assert (network.parameters[i][~mask[model.trainable_variables[i]]] == 0.0).all()
+        assert (network.values[i][~mask[model.trainable_variables[i]]] == 0.0).all()
     model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, shuffle=False, verbose=0)
     for i, gradient in enumerate(network.gradients(x[:BATCH], y[:BATCH])):
         variable = model.trainable_variables[i]
         trained = mask[variable] if i in (0, 2, 4) else True
-        step = np.where(trained, gradient + L2 * network.parameters[i], 0.0)
-        expected = network.parameters[i] - LEARNING_RATE * step
+        step = np.where(trained, gradient + L2 * network.values[i], 0.0)
+        expected = network.values[i] - LEARNING_RATE * step
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-4, atol=2e-6)
         if i in (0, 2, 4):
             assert (variable.numpy()[~mask[variable]] == 0.0).all()

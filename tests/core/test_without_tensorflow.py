@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import pytest
 from helpers import blobs, crossentropy, same_bits, values_of
-from processes import DenseByHand, run_python
+from oracle import DenseByHand
+from processes import run_python
 
 import keras_freeze as kf
 

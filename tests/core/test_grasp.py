@@ -11,7 +11,10 @@ import keras_freeze as kf
 from keras_freeze import criteria
 from keras_freeze.criteria.grasp import GraSP
 
-pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
+tensorflow_only = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="written for TensorFlow"
+)
 
 # A network of two kernels and biases in NumPy, whose gradient also takes complex weights.
 
@@ -157,6 +160,8 @@ def score_by_differences(model, x, y, loss):
     return scores
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 @pytest.mark.parametrize("name", [*NETWORKS, "attention"])
 def test_score_is_that_of_finite_differences(name):
     model = attention_network() if name == "attention" else float64_network(name)
@@ -306,6 +311,8 @@ def test_temperature_is_refused_for_losses_of_probabilities(loss):
     assert close(scores_of(model, *blobs(), GraSP(1.0)), expected, 1e-3)
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_operation_without_second_derivative_is_named():
     model = keras.Sequential(
         [

@@ -27,7 +27,10 @@ from keras_freeze.callbacks.freeze_board import FreezeBoard
 from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
 from keras_freeze.optimizer.checkpoint import State
 
-pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
+tensorflow_only = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="written for TensorFlow"
+)
 
 BODY, HEAD = "net/body/kernel", "net/head/kernel"
 CHANGED = "Frozen weights are not what they were"
@@ -122,6 +125,8 @@ def no_drift_warning():
 # What is written
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_rates_shares_and_flow_are_those_computed_by_hand(tmp_path):
     x, y = blobs()
     model = compiled(small_model())

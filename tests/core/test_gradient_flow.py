@@ -28,7 +28,10 @@ import keras_freeze as kf
 from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
 from keras_freeze.gradients.flow import gradient_flow
 
-pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
+tensorflow_only = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="written for TensorFlow"
+)
 
 
 def plain_model(seed=0):
@@ -239,6 +242,8 @@ def test_model_is_left_as_it_was_after_an_error():
     assert everything(model) == before
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_batch_normalization_uses_the_statistics_of_the_batch():
     x, y = blobs()
     model = compiled(dense_model(), sgd())
@@ -273,6 +278,8 @@ def assert_same_training(results):
     assert min(flow.history["gradient_flow"]) > 0.0
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_training_is_the_same_with_and_without_the_callback():
     x, y = blobs()
 
@@ -339,6 +346,8 @@ def test_history_starts_anew_with_each_fit_and_counts_epochs_from_the_initial_on
     assert flow.history["gradient_flow_deviation"] == [0.0, 0.0, 0.0]  # one batch
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_mask_found_in_the_first_batch_counts_from_then_on():
     x, y = blobs()
     model = compiled(plain_model())
@@ -354,6 +363,8 @@ def test_mask_found_in_the_first_batch_counts_from_then_on():
     assert np.isclose(flow.history["gradient_flow"][1], expected, rtol=1e-5)
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_model_is_traced_once_for_all_epochs():
     x, y = blobs()
     calls = []

@@ -8,7 +8,10 @@ from keras import layers
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(1)
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
+tensorflow_only = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="written for TensorFlow"
+)
 
 
 def make_data(size=64, seed=0):
@@ -98,6 +101,8 @@ def masks_of(model):
     return [mask[model.get_layer(name).kernel] for name in ("fc1", "fc2")]
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_gradients_of_several_batches_are_summed():
     x, y = make_data(96)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
@@ -130,6 +135,8 @@ def test_magnitude_keeps_the_largest_weights():
     assert all((a == b).all() for a, b in zip(masks_of(model), expected, strict=True))
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_criterion_of_ones_own_sees_float32_weights_and_gradients():
     seen = []
 
@@ -230,6 +237,8 @@ def test_subclassed_model_is_built_by_its_first_batch():
     assert kf.get_mask(model) == mask
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_custom_loop_without_compile():
     model = build_model()
     optimizer = kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.75)
@@ -457,6 +466,8 @@ def test_loss_that_is_nan_is_named():
         kf.freeze(model, *make_data())
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_gradient_that_is_not_finite_names_the_layer():
     model = build_model()
     # sqrt has an infinite slope at 0, where the loss itself is finite.
@@ -481,6 +492,8 @@ def test_first_batch_with_nan_stops_and_changes_nothing(run_eagerly):
     assert kf.get_mask(model) is None
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_first_batch_with_nan_decides_nothing_under_xla():
     model = make_model()
     model.jit_compile = True
@@ -596,6 +609,8 @@ def test_optimizer_of_one_model_is_refused_by_another():
         other.fit(*make_data(), verbose=0)
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_refused_freeze_leaves_an_earlier_mask_and_its_optimizer_alone():
     model = make_model()
     kf.freeze(model, *make_data())
@@ -654,6 +669,8 @@ def test_scores_that_are_all_zero_are_warned_of():
         kf.freeze(make_model(), x, y, sample_weight=np.zeros(64))
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 def test_sparse_inputs_are_one_batch_too():
     dense, y = make_data()
     keras.utils.set_random_seed(0)
@@ -665,6 +682,8 @@ def test_sparse_inputs_are_one_batch_too():
     assert kf.freeze(compile_model(other), dense, y) == mask
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_strategies_that_were_not_tested_are_refused(way):
     with tf.distribute.experimental.CentralStorageStrategy().scope():
@@ -673,6 +692,8 @@ def test_strategies_that_were_not_tested_are_refused(way):
         kf.freeze(model, *make_data()) if way == "freeze" else model.fit(*make_data(), verbose=0)
 
 
+@pytest.mark.cases(1)
+@tensorflow_only
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_constraints_wait_for_a_gradient_as_in_keras(way):
     keras.utils.set_random_seed(0)
