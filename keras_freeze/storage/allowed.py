@@ -14,7 +14,7 @@ import keras
 
 from keras_freeze.storage import allowed_names as names
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.header import WIDTHS
+from keras_freeze._utils.bits import WIDTHS
 
 
 class Kind(enum.Flag):

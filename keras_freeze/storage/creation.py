@@ -17,7 +17,7 @@ import keras
 
 from keras_freeze import _keras_private
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.header import WIDTHS
+from keras_freeze._utils.bits import WIDTHS
 
 Shaped = tuple[tuple[int, ...], str]
 """The shape and dtype of a variable."""

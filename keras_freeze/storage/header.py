@@ -8,29 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from keras_freeze.masks.settings import Settings
+from keras_freeze._utils.bits import WIDTHS
 from keras_freeze.starts import BASE, SEED, Source
 from keras_freeze.storage.budget import check_announced
 from keras_freeze.storage.errors import FreezeFileError
-
-# Bytes of one value, by the names that Keras gives to dtypes.
-WIDTHS = {
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "uint16": 2,
-    "float32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "float64": 8,
-    "int64": 8,
-    "uint64": 8,
-}
 
 _MOST_AXES = 32
 

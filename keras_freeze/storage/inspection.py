@@ -8,10 +8,11 @@ import numpy as np
 
 from keras_freeze._utils.text import printable
 from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
-from keras_freeze.storage.bits import from_bits
+from keras_freeze._utils.bits import from_bits
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import naming
-from keras_freeze.storage.header import WIDTHS, Header, Record
+from keras_freeze._utils.bits import WIDTHS
+from keras_freeze.storage.header import Header, Record
 from keras_freeze.storage.masks import trained_counts
 
 _MOST_DECODED = 1 << 29  # entries of masks; few bytes may stand for many

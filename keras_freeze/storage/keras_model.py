@@ -21,9 +21,9 @@ from keras_freeze.model_state import (
 )
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.allowed import check_configuration
-from keras_freeze.storage.bits import as_bits, from_bits, little_endian, numpy_dtype
+from keras_freeze._utils.bits import as_bits, from_bits, little_endian, numpy_dtype
 from keras_freeze.storage.errors import FreezeFileError, first_reason
-from keras_freeze.storage.header import WIDTHS
+from keras_freeze._utils.bits import WIDTHS
 from keras_freeze.storage.vocabularies import check_assets, check_configured
 
 # What `get_compile_config` gives for a model that does not override it.

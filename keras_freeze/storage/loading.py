@@ -21,17 +21,14 @@ from keras_freeze.parameters import path_of, same_path
 from keras_freeze.restricted.restriction import restrict_gradients
 from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
 from keras_freeze.storage.allowed import check_initializer
-from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.budget import check_max_bytes, default_max_bytes
 from keras_freeze.storage.coding.values import decode_values
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.creation import only_announced
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
-from keras_freeze.storage.header import (
-    WIDTHS,
-    Header,
-    Record,
-)
+from keras_freeze._utils.bits import WIDTHS
+from keras_freeze.storage.header import Header, Record
 from keras_freeze.storage.keras_model import (
     are_integers,
     build_model,

@@ -9,9 +9,9 @@ import numpy as np
 
 from keras_freeze.initializers.of_layers import draw
 from keras_freeze.starts import BASE, CONSTANT, Source
-from keras_freeze.storage.bits import as_bits, from_bits
+from keras_freeze._utils.bits import as_bits, from_bits
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.header import WIDTHS
+from keras_freeze._utils.bits import WIDTHS
 from keras_freeze.storage.keras_model import bits_of, dtype_of
 
 Wanted = tuple[Source, tuple[int, ...], str]

@@ -34,7 +34,7 @@ from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
 from keras_freeze.storage.allowed import check_configuration
-from keras_freeze.storage.bits import as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.storage.coding.masks import encode_masks
 from keras_freeze.storage.coding.values import encode_values
 from keras_freeze.storage.container import write_container

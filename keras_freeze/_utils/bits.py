@@ -6,7 +6,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from keras_freeze.storage.header import WIDTHS
+# Bytes of one value, by the names that Keras gives to dtypes.
+WIDTHS = {
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "uint16": 2,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+}
 
 
 def as_bits(values: Any, dtype: str) -> np.ndarray:
