@@ -10,11 +10,11 @@ import ml_dtypes
 import numpy as np
 
 from keras_freeze import _keras_private, backend
+from keras_freeze._utils.bits import checksum
 from keras_freeze.initializers.portable import SEEDED, ParameterizedInitializer
 from keras_freeze.initializers.seeded import ConstantSigma, SeededInitializer
 from keras_freeze.parameters import Parameter, path_of
 from keras_freeze.starts import INITIALIZER, SEED, Source, Start
-from keras_freeze._utils.bits import checksum
 
 # What layers of Keras give to variables without keeping it in an attribute.
 _WITHOUT_ATTRIBUTE: dict[tuple[type, str], Callable[[Any], Any]] = {

@@ -1,13 +1,10 @@
-"""The freezing mask: which weights are trained, chosen exactly, and kept read-only.
+"""The freezing mask: which weights are trained, chosen exactly, and read-only.
 
 The mask m of the paper has a 1 for every weight that is trained and a 0 for every weight that
-stays at its random start. This room needs NumPy and no framework; the same scores give the same
+stays at its random initial value. This module needs NumPy only, and the same scores give the same
 mask on every platform.
 """
 
-import hashlib
-import json
-import math
 import operator
 import os
 import weakref
@@ -17,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_freeze._utils.files import replacing
-from keras_freeze._utils.text import printable, printable_cause
 from keras_freeze.masks.selection import (
     _as_float32,
     check_freeze_rate,
@@ -26,14 +21,7 @@ from keras_freeze.masks.selection import (
     rescue_index,
     select_top,
 )
-from keras_freeze.storage.container import is_container
-from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.masks import read_entries
-
-_MAGIC = b"keras_freeze mask "
-_VERSION = b"1\n"
-_LENGTH_BYTES = 8
-_DIGEST_BYTES = hashlib.sha256().digest_size
+from keras_freeze.storage.masks import read_mask, write_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +30,10 @@ class MaskEntry:
 
     Attributes:
         position: The variable's position among those the optimizer is built with.
-        path: The variable's path, a label.
+        path: The variable's path, which is a label only.
         trained: A read-only boolean array of the variable's shape, copied; True = trained.
-        is_weight: Whether the entry counts towards |W|. False for a bias in one's own mask.
+        is_weight: Whether the entry counts as one of the weights |W|. False for a bias in a custom
+            mask.
     """
 
     position: int
@@ -61,29 +50,32 @@ class MaskEntry:
             )
         position = operator.index(self.position)
         if position < 0:
-            raise ValueError(f"`position` must be at least 0. Received: position={position}")
+            raise ValueError(
+                f"Argument `position` must be at least 0. Received: position={position}"
+            )
         copy = given.copy()
         copy.setflags(write=False)
         object.__setattr__(self, "position", position)
         object.__setattr__(self, "trained", copy)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Through the constructor: copies of arrays would otherwise come out writable.
+        # Through the constructor: arrays would otherwise be writable in a copy.
         return MaskEntry, (self.position, self.path, self.trained, self.is_weight)
 
 
 class FreezeMask:
-    """Which weights of a model are trained and which stay frozen; read-only.
+    """The freezing mask of a model: which weights are trained and which stay frozen; read-only.
 
-    `mask[path]` and `mask[variable]` give the boolean array of one variable, True = trained. A
+    `mask[path]` and `mask[variable]` return the boolean array of one variable, True = trained. A
     path may leave out the model's name where that is unambiguous. Masks are equal when positions,
-    shapes and bits are; paths are labels, which change when a model is loaded.
+    shapes and bits are equal; paths are labels, which change when a model is loaded.
 
     Args:
         entries: `MaskEntry` objects with different positions, in any order.
-        variables: The variables of the entries, in the same order, for `mask[variable]`. They are
-            held weakly, and neither copied, pickled nor saved.
-        num_rescued: How many weights are trained only because their layer would have none.
+        variables: The variables of the entries, in the same order, for `mask[variable]`. The mask
+            keeps weak references to them, which are neither copied, pickled nor saved.
+        num_rescued: The number of weights that are trained only because their layer would have
+            none otherwise.
 
     Raises:
         ValueError: If two entries share a position, or `variables` has another length.
@@ -106,14 +98,17 @@ class FreezeMask:
         self._entries = tuple(sorted(given, key=lambda entry: entry.position))
         positions = [entry.position for entry in self._entries]
         if len(set(positions)) != len(positions):
-            raise ValueError(f"Entries must have different positions. Received: {positions=}")
+            raise ValueError(
+                "Argument `entries` must have different positions. "
+                f"Received entries with positions={positions}"
+            )
         if variables is not None and len(variables) != len(given):
             raise ValueError(
-                "`variables` must have one variable for each entry. "
+                "Argument `variables` must have one variable for each entry. "
                 f"Received: {len(variables)} variables for {len(given)} entries"
             )
         self._num_rescued = operator.index(num_rescued)
-        # A dead variable's id may be given to a new object, so the reference is checked on use.
+        # A new object may get the id of a dead variable, so `find` checks the reference.
         self._by_identity = {
             id(variable): (weakref.ref(variable), entry)
             for variable, entry in zip(variables or (), given, strict=variables is not None)
@@ -130,26 +125,28 @@ class FreezeMask:
         paths: Sequence[str] | None = None,
         variables: Sequence[Any] | None = None,
     ) -> "FreezeMask":
-        """Trains the weights with the largest scores, over all variables at once.
+        """Compute the mask that trains the weights with the largest scores of all variables.
 
-        Exactly `floor((1 - q) |W|)` weights are trained (the paper's algorithm 1), ties broken by
-        position. On top of them, a variable left without a trained weight gets one, drawn from
-        `seed` and its position (`rescue_index`), unless the rate is 1; `num_rescued` counts these.
+        Exactly `floor((1 - q) |W|)` weights are trained (the paper's algorithm 1); of equal scores,
+        the one that comes first. In addition, a variable without a trained weight gets one (the
+        at-least-one rule), drawn from `seed` and its position, unless the rate is 1; `num_rescued`
+        counts these.
 
         Args:
-            scores: One array for each weight variable, of its shape, taken as float32; the
-                largest are trained. Pass magnitudes where the sign does not matter.
+            scores: One array for each weight variable, of the variable's shape, converted to
+                float32. The largest scores are trained: pass absolute values where the sign does
+                not matter.
             freeze_rate: The freezing rate q in [0, 1].
-            seed: Decides the weights of otherwise empty variables.
-            positions: The variables' positions; by default 0, 1, 2, ...
-            paths: The variables' paths; by default "0", "1", "2", ... from the positions.
+            seed: An integer that decides which weights the at-least-one rule trains.
+            positions: The variables' positions. Defaults to 0, 1, 2, ...
+            paths: The variables' paths. Defaults to the positions as strings.
             variables: The variables, for `mask[variable]`.
 
         Returns:
-            The mask.
+            A `FreezeMask`.
 
         Raises:
-            TypeError: If `freeze_rate` is no number.
+            TypeError: If `freeze_rate` is not a number.
             ValueError: If the rate is outside [0, 1], if a score is NaN or infinite (the message
                 names the variable), or if lengths differ.
 
@@ -165,13 +162,13 @@ class FreezeMask:
         for name, given in (("positions", positions), ("paths", paths)):
             if len(given) != len(arrays):
                 raise ValueError(
-                    f"`{name}` must have one element for each array of scores. "
+                    f"Argument `{name}` must have one element for each array of scores. "
                     f"Received: {len(given)} {name} for {len(arrays)} arrays"
                 )
         for array, path in zip(arrays, paths, strict=True):
             if not np.isfinite(array).all():
                 raise ValueError(
-                    f"The saliency scores of {path!r} are not finite, so no mask can be chosen. "
+                    f"The saliency scores of {path!r} are not finite: no mask can be computed. "
                     f"Received: {np.count_nonzero(~np.isfinite(array))} NaN or infinite scores "
                     f"of {array.size}"
                 )
@@ -197,25 +194,25 @@ class FreezeMask:
 
     @property
     def num_weights(self) -> int:
-        """|W|: the weights the mask decides about, trained or not."""
+        """The number |W| of weights that the mask decides about, trained or not."""
         return sum(entry.trained.size for entry in self._entries if entry.is_weight)
 
     @property
     def num_trained(self) -> int:
-        """The paper's ||m||_0: how many weights are trained, rescued ones included."""
+        """The number ||m||_0 of trained weights, including rescued ones."""
         return sum(
             int(np.count_nonzero(entry.trained)) for entry in self._entries if entry.is_weight
         )
 
     @property
     def freeze_rate(self) -> float:
-        """The freezing rate that came out, q = 1 - ||m||_0 / |W|; 0.0 without weights."""
+        """The resulting freezing rate q = 1 - ||m||_0 / |W|; 0.0 without weights."""
         num_weights = self.num_weights
         return (num_weights - self.num_trained) / num_weights if num_weights else 0.0
 
     @property
     def num_rescued(self) -> int:
-        """How many weights are trained only because their layer would have none."""
+        """The number of weights that the at-least-one rule trains."""
         return self._num_rescued
 
     def __len__(self) -> int:
@@ -228,26 +225,26 @@ class FreezeMask:
         return self.entry(key).trained
 
     def entry(self, key: Any) -> MaskEntry:
-        """Finds the entry of a variable, of which `mask[key]` gives the array.
+        """Return the entry of a variable; `mask[key]` returns its array.
 
         Args:
-            key: A path, with or without the model's name, or a variable that the mask was made
+            key: A path, with or without the model's name, or a variable that the mask was created
                 with.
 
         Returns:
-            The entry.
+            A `MaskEntry`.
 
         Raises:
-            KeyError: If there is none.
-            ValueError: If a path fits several entries.
+            KeyError: If there is no such entry.
+            ValueError: If a path matches several entries.
         """
         if not isinstance(key, str):
             entry = self.find(key)
             if entry is not None:
                 return entry
             raise KeyError(
-                "The mask has no entry for this object; use a path, or one of the variables that "
-                f"the mask was made with. Received: {getattr(key, 'path', key)!r}"
+                "The mask has no entry for this object: use a path, or one of the variables that "
+                f"the mask was created with. Received: {getattr(key, 'path', key)!r}"
             )
         matches = [entry for entry in self._entries if entry.path == key]
         if not matches:
@@ -261,13 +258,13 @@ class FreezeMask:
         if len(matches) > 1:
             listed = ", ".join(f"{entry.path!r} at position {entry.position}" for entry in matches)
             raise ValueError(
-                f"The path is ambiguous: it fits {listed}. Use a longer path, the variable itself, "
-                f"or `entries`. Received: {key!r}"
+                f"The path is ambiguous: it matches {listed}. Use a longer path, the variable "
+                f"itself, or `entries`. Received: {key!r}"
             )
         return matches[0]
 
     def find(self, variable: Any) -> MaskEntry | None:
-        """The entry of a variable that the mask was made with; None if it has none."""
+        """Return the entry of a variable that the mask was created with, or None."""
         reference, entry = self._by_identity.get(id(variable), (lambda: None, None))
         return entry if reference() is variable else None
 
@@ -289,109 +286,53 @@ class FreezeMask:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Weak references can neither be copied nor pickled, and would name the old variables.
+        # Weak references can neither be copied nor pickled, and would point to the old variables.
         return FreezeMask, (self._entries, None, self._num_rescued)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mask to a file of its own.
+        """Save the mask without a model to a `.freeze` file.
 
-        The file holds a line with its name and version, the length of a JSON header as a 64-bit
-        little-endian integer, the header (positions, paths, shapes), each entry's bits packed
-        eight to a byte, and the SHA-256 of all that. It is written beside its place and renamed,
-        so an interrupted save leaves an older file whole.
+        The mask is entropy-coded and takes far less than one bit for each weight at high freezing
+        rates. The write is atomic: an interrupted save leaves an older file as it was.
 
         Args:
-            path: Where to write. An existing file is replaced.
+            path: Path of the file. An existing file is replaced.
+
+        Raises:
+            TypeError: If `path` is not a path.
+            ValueError: If a position is 2^31 or larger, or if an array has more than 32 axes.
+
+        Example:
+
+        ```python
+        mask.save("mask.freeze")
+        mask = keras_freeze.FreezeMask.load("mask.freeze")
+        ```
         """
-        header = {
-            "entries": [
-                {
-                    "position": entry.position,
-                    "path": entry.path,
-                    "shape": list(entry.trained.shape),
-                    "is_weight": bool(entry.is_weight),
-                }
-                for entry in self._entries
-            ],
-            "num_rescued": self._num_rescued,
-        }
-        encoded = json.dumps(header).encode()
-        content = b"".join(
-            [
-                _MAGIC,
-                _VERSION,
-                len(encoded).to_bytes(_LENGTH_BYTES, "little"),
-                encoded,
-                *(np.packbits(entry.trained).tobytes() for entry in self._entries),
-            ]
-        )
-        with replacing(path) as temporary:
-            temporary.write_bytes(content + hashlib.sha256(content).digest())
+        entries = [(e.position, e.path, e.trained, e.is_weight) for e in self._entries]
+        write_mask(path, entries, self._num_rescued)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "FreezeMask":
-        """Reads a mask that `save` wrote, or the mask in a `.freeze` file.
+        """Load a mask that `save` wrote, or the mask of a model that `keras_freeze.save` wrote.
 
         Args:
-            path: The file.
+            path: Path of the file.
 
         Returns:
-            An equal mask, with its paths and `num_rescued`, but no variables.
+            An equal mask, with its paths and `num_rescued`, but without variables.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            FreezeFileError: If the file is no mask, of another version, cut short or damaged. A
-                ValueError.
+            FreezeFileError: If the file holds no mask, is of another version, cut short or
+                damaged. A subclass of `ValueError`.
+            TypeError: If `path` is not a path.
+
+        Example:
+
+        ```python
+        mask = keras_freeze.FreezeMask.load("digits.freeze")
+        ```
         """
-        if is_container(path):
-            entries, num_rescued = read_entries(path)
-            return cls([MaskEntry(*entry) for entry in entries], num_rescued=num_rescued)
-        with open(path, "rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise FreezeFileError(
-                    f"The file is not a saved FreezeMask. Received: path={os.fspath(path)!r}"
-                )
-            version = file.read(len(_VERSION))
-            if version != _VERSION:
-                raise FreezeFileError(
-                    f"The mask file has version {version!r}; {_VERSION!r} can be read. "
-                    f"Received: path={os.fspath(path)!r}"
-                )
-            rest = file.read()
-        body, digest = rest[:-_DIGEST_BYTES], rest[-_DIGEST_BYTES:]
-        if hashlib.sha256(_MAGIC + version + body).digest() != digest:
-            raise FreezeFileError(
-                "The mask file is damaged or cut short: its checksum does not match. "
-                f"Received: path={os.fspath(path)!r}"
-            )
-        try:
-            return cls._decode(body)
-        except Exception as error:  # whatever else a header says, memory for its mask included
-            raise FreezeFileError(
-                f"The mask file's header makes no sense ({printable(str(error), 200)}). "
-                f"Received: path={os.fspath(path)!r}"
-            ) from printable_cause(error)
-
-    @classmethod
-    def _decode(cls, body: bytes) -> "FreezeMask":
-        end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
-        header = json.loads(body[_LENGTH_BYTES:end])
-        bits = np.frombuffer(body, np.uint8)[end:]
-        sizes = [_num_elements(described["shape"]) for described in header["entries"]]
-        lengths = [(size + 7) // 8 for size in sizes]
-        if sum(lengths) != bits.size:  # before anything of these sizes is allocated
-            raise ValueError(f"{bits.size} bytes of mask where {sum(lengths)} are announced")
-        entries = []
-        for described, size, length in zip(header["entries"], sizes, lengths, strict=True):
-            trained = np.unpackbits(bits[:length], count=size).view(bool)
-            bits = bits[length:]
-            trained = trained.reshape(described["shape"])
-            position, path = described["position"], described["path"]
-            entries.append(MaskEntry(position, str(path), trained, bool(described["is_weight"])))
-        return cls(entries, num_rescued=header["num_rescued"])
-
-
-def _num_elements(shape: list[int]) -> int:
-    if not all(isinstance(length, int) and length >= 0 for length in shape):
-        raise ValueError(f"shape {shape}")
-    return math.prod(shape)
+        entries, num_rescued = read_mask(path)
+        return cls([MaskEntry(*entry) for entry in entries], num_rescued=num_rescued)

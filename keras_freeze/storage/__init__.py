@@ -1,7 +1,6 @@
 """The `.freeze` file: a network as a seed, a mask and a few values (docs/file_format.md).
 
-Its names are imported when they are first used, so that reading a file's description needs neither
-Keras nor a backend.
+Names are imported when they are first used: `inspect` needs neither Keras nor a backend.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The bytes of a `.freeze` file: four sections, their lengths and their checksums.
 
-Everything that has a size says so in the first 68 bytes, and is checked against the size of the
-file before anything is read. docs/file_format.md has the layout.
+The first 68 bytes hold all lengths, which are compared with the size of the file before anything
+else is read. docs/file_format.md has the layout.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_freeze._utils.files import replacing
+from keras_freeze._version import __version__
 from keras_freeze.storage.errors import FreezeFileError
 
 MAGIC = b"\x89FREEZE\n"
@@ -27,19 +28,20 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _LARGEST_HEADER = 1 << 24  # of JSON text, unpacked
 _MOST_CONTAINERS = 1 << 18  # lists and objects in it
 _MOST_VALUES = 1 << 21
-# Text that headers are full of, for deflate to refer to (tools/make_header_dictionary.py).
+# Frequent text of headers, a preset dictionary for deflate (tools/make_header_dictionary.py).
 _DICTIONARY = Path(__file__).with_name("header_dictionary.txt").read_bytes()
+_COPY_AGAIN = "Copy or download it again"
 
 
 @dataclass(frozen=True)
 class Container:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        header: the JSON object that describes the rest.
-        mask, exponents, mantissas: coded bytes.
-        digest: SHA-256 of all that comes before it in the file.
-        num_bytes: the file's size by part.
+        header: The JSON object that describes the rest.
+        mask, exponents, mantissas: Encoded bytes.
+        digest: SHA-256 of everything before it in the file.
+        num_bytes: The sizes of the parts of the file.
     """
 
     header: dict[str, Any]
@@ -57,14 +59,18 @@ def write_container(
     exponents: bytes,
     mantissas: bytes,
 ) -> None:
-    """Writes a file beside `path` and renames it, so that a killed write leaves the old one."""
+    """Write a file atomically: an interrupted write leaves the older file as it was.
+
+    Raises:
+        ValueError: If the header is larger than a file allows.
+    """
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
     # UTF-8 has no halves of surrogate pairs; JSON writes them as Python does.
     encoded = text.encode(errors="backslashreplace")
     if len(encoded) > _LARGEST_HEADER:
         raise ValueError(
-            f"The description of this model takes {len(encoded)} bytes; a `.freeze` file allows "
-            f"{_LARGEST_HEADER}."
+            f"The header takes {len(encoded):,} bytes; a `.freeze` file allows at most "
+            f"{_LARGEST_HEADER:,}."
         )
     _check_amount(encoded)
     packer = zlib.compressobj(9, zdict=_DICTIONARY)
@@ -82,30 +88,30 @@ def write_container(
 
 
 def is_container(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a `.freeze` file does."""
+    """Return whether a file begins as a `.freeze` file does."""
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def read_container(path: str | os.PathLike[str]) -> Container:
-    """Reads a file and checks every byte of it.
+    """Read a file and check every byte of it.
 
     Raises:
-        OSError: if the file cannot be read.
-        FreezeFileError: if it is no `.freeze` file, of another version, cut short or damaged.
+        OSError: If the file cannot be read.
+        FreezeFileError: If it is not a `.freeze` file, of another version, cut short or damaged.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         text_length, lengths, checks = _check_preamble(path, file.read(_START), size)
         content = file.read(size - _START + 1)
     if len(content) != size - _START:
-        raise _error(path, "its size changed while it was read")
+        raise _error(path, "its size changed while it was read. Read it again once it is written")
     sections, start = [], 0
     for name, length, check in zip(SECTIONS, lengths, checks, strict=True):
         section = content[start : start + length]
         if zlib.crc32(section) != check:
             where = f"bytes {_START + start} to {_START + start + length}"
-            raise _error(path, f"its section {name!r} ({where}) is damaged")
+            raise _error(path, f"its section {name!r} ({where}) is damaged. {_COPY_AGAIN}")
         sections.append(section)
         start += length
     # The preamble's own checksum has been compared, so it is what these values pack to.
@@ -113,7 +119,8 @@ def read_container(path: str | os.PathLike[str]) -> Container:
     digest = hashlib.sha256(preamble + _CHECK.pack(zlib.crc32(preamble)))
     digest.update(memoryview(content)[:start])
     if content[start:] != digest.digest():
-        raise _error(path, f"its last {_DIGEST_BYTES} bytes, the SHA-256 of the rest, do not fit")
+        problem = f"its last {_DIGEST_BYTES} bytes are not the SHA-256 of the rest"
+        raise _error(path, f"{problem}. {_COPY_AGAIN}")
     packed, mask, exponents, mantissas = sections
     return Container(
         _parse(path, packed, text_length),
@@ -131,25 +138,34 @@ def read_container(path: str | os.PathLike[str]) -> Container:
 def _check_preamble(
     path: str | os.PathLike[str], start: bytes, size: int
 ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """The length of the header's text, and lengths and checksums of the sections."""
+    """Return the length of the header's text, and lengths and checksums of the sections."""
     if start[: len(MAGIC)] != MAGIC:
-        raise _error(path, "it does not begin as one: it is another file, or was sent as text")
+        raise _error(
+            path,
+            "it does not begin as one. It is another kind of file, or it was transferred in text "
+            "mode: transfer it in binary mode",
+        )
     if len(start) < _START:
-        raise _error(path, f"it has been cut short: {size} bytes, where {_START} are needed")
+        problem = f"it has been cut short to {size} bytes; at least {_START} are needed"
+        raise _error(path, f"{problem}. {_COPY_AGAIN}")
     _, version, text_length, *rest = _PREAMBLE.unpack_from(start)
     if version != VERSION:
         raise _error(
-            path, f"it has version {version}, and this keras_freeze reads version {VERSION}"
+            path,
+            f"its format has version {version}, and keras_freeze {__version__} reads version "
+            f"{VERSION}: upgrade keras_freeze",
         )
     if _CHECK.unpack_from(start, _PREAMBLE.size)[0] != zlib.crc32(start[: _PREAMBLE.size]):
-        raise _error(path, f"its first {_START} bytes are damaged")
+        raise _error(path, f"its first {_START} bytes are damaged. {_COPY_AGAIN}")
     lengths, checks = tuple(rest[:4]), tuple(rest[4:])
     expected = _START + sum(lengths) + _DIGEST_BYTES
     if size != expected:
         change = "cut short" if size < expected else "made longer"
-        raise _error(path, f"it has been {change}: {size} bytes, where it announces {expected}")
+        problem = f"it has been {change}: it has {size} bytes instead of {expected}"
+        raise _error(path, f"{problem}. {_COPY_AGAIN}")
     if text_length > _LARGEST_HEADER:
-        raise _error(path, f"it announces a header of {text_length} bytes")
+        problem = f"its header has {text_length:,} bytes; at most {_LARGEST_HEADER:,} are allowed"
+        raise _error(path, problem)
     return text_length, lengths, checks
 
 
@@ -158,25 +174,26 @@ def _parse(path: str | os.PathLike[str], packed: bytes, text_length: int) -> dic
     try:
         text = unpacker.decompress(packed, text_length + 1)
         if len(text) != text_length or not unpacker.eof or unpacker.unused_data:
-            raise ValueError(f"it does not unpack to {text_length} bytes")
+            raise ValueError(f"its decompressed size is not {text_length:,} bytes")
         _check_amount(text)
         header = json.loads(text)
     except (zlib.error, ValueError, RecursionError, MemoryError) as error:
-        raise _error(path, f"its header cannot be read: {error}") from error
+        raise _error(path, f"its header cannot be read. {error}") from error
     if not isinstance(header, dict):
-        raise _error(path, "its header is no JSON object")
+        raise _error(path, "its header is not a JSON object")
     return header
 
 
 def _check_amount(text: bytes) -> None:
-    """Refuses text of which Python would make far more than it takes itself: `[],[],[]...`."""
+    """Refuse JSON of which Python objects would be far larger than the text: `[],[],[]...`."""
     num_containers, num_values = text.count(b"[") + text.count(b"{"), text.count(b",")
     if num_containers > _MOST_CONTAINERS or num_values > _MOST_VALUES:
         raise ValueError(
-            f"The description has {num_containers:,} lists and objects and {num_values:,} commas, "
-            f"of which a `.freeze` file allows {_MOST_CONTAINERS:,} and {_MOST_VALUES:,}."
+            f"The header has {num_containers:,} lists and objects and {num_values:,} commas; a "
+            f"`.freeze` file allows at most {_MOST_CONTAINERS:,} and {_MOST_VALUES:,}."
         )
 
 
 def _error(path: str | os.PathLike[str], problem: str) -> FreezeFileError:
-    return FreezeFileError(f"{os.fspath(path)!r} cannot be used as a `.freeze` file: {problem}.")
+    problem = problem.removesuffix(".")
+    return FreezeFileError(f"{os.fspath(path)!r} is not a valid `.freeze` file: {problem}.")

@@ -1,4 +1,4 @@
-"""Apply a `.freeze` file that was saved on a base to that base in place, and take it off again."""
+"""Apply a `.freeze` file that was saved on a base to that base in place, and remove it again."""
 
 import os
 import weakref
@@ -16,6 +16,7 @@ from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
     bits_of,
+    check_built,
     dtype_of,
     fingerprint,
     finish_loading,
@@ -23,7 +24,7 @@ from keras_freeze.storage.keras_model import (
     set_bits,
     variables_of,
 )
-from keras_freeze.storage.loading import (
+from keras_freeze.storage.restoring import (
     check_fingerprint,
     check_rest,
     check_variables,
@@ -34,7 +35,7 @@ from keras_freeze.storage.vocabularies import check_same_vocabularies
 
 @dataclass(frozen=True)
 class _Replaced:
-    """What a delta replaced in one variable: at which places, what was there, and what is now."""
+    """The values of one variable that a delta replaced: their indices, old and new values."""
 
     index: int
     places: np.ndarray
@@ -44,7 +45,7 @@ class _Replaced:
 
 @dataclass(frozen=True)
 class _Applied:
-    """A delta that is on a model: which file it is, and what it replaced."""
+    """A delta that is applied to a model: its file, and what it replaced."""
 
     name: str
     digest: bytes
@@ -55,20 +56,22 @@ _applied: weakref.WeakKeyDictionary[Any, _Applied] = weakref.WeakKeyDictionary()
 
 
 def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Turns a base into the network that was saved on it, in place.
+    """Turn a base into the model that was saved on it, in place.
 
-    One model in memory can serve many retrained networks of a few per cent of its size: apply one,
-    take it off with `remove_delta`, apply the next. Only values that differ are kept to go back.
+    One model in memory can serve many fine-tuned models, each of them in a file of a few percent
+    of its size: apply one, remove it with `remove_delta`, apply the next. Only the values that
+    change are kept for `remove_delta`.
 
     Args:
-        model: the base, or a model of equal architecture with equal values.
-        path: a file that was saved with `base=`.
+        model: The base, or a `keras.Model` of equal architecture with equal values.
+        path: Path of a file that was saved with `base`.
 
     Raises:
-        FreezeFileError: if the file is damaged, was saved without a base, or belongs to another
-            one. The model is then as it was.
-        ValueError: if a delta is on the model already.
-        TypeError: if `model` is no Keras model.
+        OSError: If the file cannot be read.
+        FreezeFileError: If the file is damaged, was saved without a base, or belongs to another
+            base. The model is then unchanged.
+        ValueError: If a delta is already applied, or if the model is not built.
+        TypeError: If an argument has a wrong type.
 
     Example:
 
@@ -78,20 +81,20 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
     keras_freeze.remove_delta(model, "digits.freeze")
     ```
     """
-    _check_model(model)
+    check_built(model, "model")
     variables = variables_of(model)
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header)
         if header.base is None:
             raise FreezeFileError(
-                "It was saved without a base, so that it is no delta: use `load`."
+                "The file was saved without a base, so that it is not a delta: use `load`."
             )
         _check_architecture(header, variables)
         check_same_vocabularies(model, header.vocabularies)
         if model in _applied and fingerprint(variables) != header.base:
             raise ValueError(
-                f"The delta {_applied[model].name!r} is on this model: take it off with "
+                f"The delta {_applied[model].name!r} is applied to this model: remove it with "
                 "`remove_delta` first."
             )
         check_fingerprint(header, variables)
@@ -112,32 +115,41 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
 
 def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Gives a base back the values that it had before `apply_delta`, bit for bit.
+    """Restore the values that a base had before `apply_delta`, bit for bit.
 
     Args:
-        model: the model that the delta was applied to, in this process.
-        path: the delta.
+        model: The `keras.Model` that the delta was applied to in this process.
+        path: Path of the delta.
 
     Raises:
-        FreezeFileError: if the file is damaged.
-        ValueError: if this delta is not on the model, or the model has been changed since.
+        OSError: If the file cannot be read.
+        FreezeFileError: If the file is damaged.
+        ValueError: If this delta is not applied to the model, or if the model has changed since.
+        TypeError: If an argument has a wrong type.
+
+    Example:
+
+    ```python
+    keras_freeze.remove_delta(model, "digits.freeze")
+    ```
     """
-    _check_model(model)
+    check_built(model, "model")
     with naming(path):
         digest = read_container(path).digest
     applied = _applied.get(model)
     if applied is None or applied.digest != digest:
         on_it = "none" if applied is None else repr(applied.name)
         raise ValueError(
-            f"The delta that {os.fspath(path)!r} holds now is not on this model. On it is: {on_it}."
+            f"The delta that {os.fspath(path)!r} holds now is not applied to this model. Applied "
+            f"is: {on_it}."
         )
     variables = variables_of(model)
     current = {part.index: bits_of(variables[part.index]) for part in applied.replaced}
     for part in applied.replaced:
         if not np.array_equal(current[part.index][part.places], part.after):
             raise ValueError(
-                f"The variable {path_of(variables[part.index])!r} has been changed since the delta "
-                "was applied, so that it cannot be taken off: load the base again."
+                f"The variable {path_of(variables[part.index])!r} has changed since the delta was "
+                "applied, so that it cannot be removed: load the base again."
             )
     for part in applied.replaced:
         current[part.index][part.places] = part.before
@@ -156,13 +168,6 @@ def _check_architecture(header: Header, variables: Sequence[Any]) -> None:
                 raise FreezeFileError(f"{record.path!r} is another variable in the base.")
     except FreezeFileError as error:
         raise FreezeFileError(
-            f"The delta does not fit the model: {error} If it was saved on this base with a new "
-            "head or other layers, use `load(path, base=model)`."
+            f"The delta does not belong to the architecture of the model: {error} If it was saved "
+            "on this base with a new head or other layers, use `load(path, base=model)`."
         ) from error
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Argument `model` must be a keras.Model. Received: model={model!r}")
-    if not model.built:
-        raise ValueError("Argument `model` is not built: call it on a batch of data first.")

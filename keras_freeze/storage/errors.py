@@ -1,4 +1,4 @@
-"""What goes wrong with `.freeze` files."""
+"""The error that a `.freeze` file raises, and how its message names the file."""
 
 import contextlib
 import os
@@ -10,10 +10,11 @@ _LONGEST_MESSAGE = 2_000
 
 
 class FreezeFileError(ValueError):
-    """A `.freeze` file that cannot be used: damaged, cut short, of another version or base.
+    """A `.freeze` file that cannot be used: damaged, cut short, or of another version or base.
 
-    A ValueError. The message says which file, what is wrong and where. What it quotes from the file
-    can be printed safely: control characters and the like are escaped, long text is shortened.
+    A subclass of `ValueError`. The message says which file it is, what is wrong with it, and what
+    to do. What the message quotes from the file is safe to print: control characters and the like
+    are escaped, and long text is shortened.
     """
 
     def __init__(self, message: str) -> None:
@@ -21,10 +22,10 @@ class FreezeFileError(ValueError):
 
 
 def check_path(path: object) -> None:
-    """Refuses what is no path.
+    """Refuse an argument `path` that is not a path.
 
     Raises:
-        TypeError: for anything but a string or a path object.
+        TypeError: If it is neither a string nor a path object.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -35,19 +36,31 @@ def check_path(path: object) -> None:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Makes a FreezeFileError of whatever goes wrong with what a file says, no memory included."""
+    """Turn any error about the content of a file, `MemoryError` included, into FreezeFileError."""
     try:
         yield
     except FreezeFileError:
         raise
     except Exception as error:
         raise FreezeFileError(
-            f"It does not fit together ({type(error).__name__}): {first_reason(error)}"
+            f"The parts of the file do not match ({type(error).__name__}): {first_reason(error)}"
         ) from printable_cause(error)
 
 
+@contextlib.contextmanager
+def invalid_header() -> Iterator[None]:
+    """Turn any error about the fields of a header into FreezeFileError."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, MemoryError, RecursionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise FreezeFileError(f"The header of the file is not valid: {what}.") from error
+    except (TypeError, ValueError) as error:
+        raise FreezeFileError(f"The header of the file is not valid: {error}.") from error
+
+
 def first_reason(error: BaseException) -> str:
-    """What was wrong in the first place, shortened."""
+    """Return the message of the error that came first, shortened."""
     while error.__context__ is not None:
         error = error.__context__
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -55,7 +68,7 @@ def first_reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Puts the file's name before what is wrong with it."""
+    """Put the name of the file before the message of a FreezeFileError."""
     check_path(path)
     name = repr(os.fspath(path))
     try:

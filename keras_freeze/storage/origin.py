@@ -1,4 +1,4 @@
-"""Where the values of a variable come from that are not in the file."""
+"""Regenerate values that are not in the file from their source."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_freeze._utils.bits import WIDTHS, as_bits, from_bits
 from keras_freeze.initializers.of_layers import draw
 from keras_freeze.starts import BASE, CONSTANT, Source
-from keras_freeze._utils.bits import as_bits, from_bits
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze._utils.bits import WIDTHS
 from keras_freeze.storage.keras_model import bits_of, dtype_of
 
 Wanted = tuple[Source, tuple[int, ...], str]
@@ -19,21 +18,21 @@ Wanted = tuple[Source, tuple[int, ...], str]
 
 
 def regenerate(wanted: Sequence[Wanted], base: Sequence[Any] | None = None) -> list[np.ndarray]:
-    """The values that sources give, as vectors of bit patterns.
+    """Return the values that come from sources, as vectors of bit patterns.
 
     Args:
-        wanted: sources, with the shapes and dtypes of their variables.
-        base: the variables of the base.
+        wanted: Sources with the shapes and dtypes of their variables.
+        base: The variables of the base.
 
     Raises:
-        FreezeFileError: for a source that gives no such values.
+        FreezeFileError: If a source cannot provide such values.
     """
     with ThreadPoolExecutor() as executor:
         return list(executor.map(lambda one: _regenerate(one[0], one[1], one[2], base), wanted))
 
 
 def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarray | None]:
-    """As `regenerate`, with None for a source that gives no such values."""
+    """Do the same as `regenerate`, with None for a source that cannot provide such values."""
 
     def attempt(one: Wanted) -> np.ndarray | None:
         try:
@@ -46,7 +45,7 @@ def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarr
 
 
 def scaled(bits: np.ndarray, dtype: str, factor: float) -> np.ndarray:
-    """Values times FreezeNet-WD's factor, rounded once; all as bit patterns."""
+    """Return values times FreezeNet-WD's factor, rounded once; all as bit patterns."""
     values = from_bits(bits, dtype)
     return as_bits(values * values.dtype.type(factor), dtype)
 
@@ -61,7 +60,7 @@ def _regenerate(
     try:
         return as_bits(draw(source, shape, dtype), dtype)
     except ValueError as error:
-        raise FreezeFileError(f"A source gives no values: {error}") from error
+        raise FreezeFileError(f"A source cannot provide its values: {error}") from error
 
 
 def _from_base(index: int, shape: tuple[int, ...], dtype: str, base: Sequence[Any]) -> np.ndarray:

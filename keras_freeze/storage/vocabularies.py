@@ -1,7 +1,7 @@
-"""The vocabularies of a model's lookup layers, which Keras keeps in files beside the variables.
+"""The vocabularies of a model's lookup layers, which Keras stores in files next to the variables.
 
-A layer that was given its vocabulary as a list has it in its configuration. One that was adapted,
-or has it from a file or from `set_vocabulary`, gets it back from the header.
+A vocabulary that was passed to a layer as a list is in the layer's configuration. One that comes
+from `adapt`, a file or `set_vocabulary` is stored in the header.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_freeze import _keras_private
+from keras_freeze.storage.checks.configuration import dictionaries_in
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import Vocabulary
 
@@ -21,37 +22,38 @@ _KNOWN_ASSETS = (
     keras.layers.TextVectorization.save_assets,
 )
 _WITH_VOCABULARY = {"StringLookup", "IntegerLookup", "TextVectorization"}
-# Keras makes arrays in which every token takes as much as the longest.
+# Keras creates arrays in which every token takes as much memory as the longest one.
 _LARGEST_ARRAY = 1 << 26  # elements
 
 
 def check_assets(model: keras.Model) -> None:
-    """Refuses layers that keep files which are no vocabularies.
+    """Refuse layers that store files other than vocabularies.
 
     Raises:
-        ValueError: if there is one.
+        ValueError: If the model has such a layer.
     """
     for layer in _keras_private.all_layers(model):
         if hasattr(layer, "save_assets") and type(layer).save_assets not in _KNOWN_ASSETS:
             raise ValueError(
-                f"The layer {layer.name!r} ({type(layer).__name__}) keeps files beside its "
-                "variables. A `.freeze` file holds vocabularies of Keras's own layers: save the "
-                "model without this layer, and apply it to the data before."
+                f"The layer {layer.name!r} ({type(layer).__name__}) stores files in addition to "
+                "its variables. A `.freeze` file can hold the vocabularies of Keras's layers only: "
+                "save the model without this layer, and apply the layer to the data beforehand."
             )
 
 
 def vocabularies_of(model: keras.Model, all_of_them: bool) -> tuple[Vocabulary | None, ...]:
-    """The vocabularies of a model's lookup layers, in the order of its layers.
+    """Return the vocabularies of a model's lookup layers, in the order of its layers.
 
     Args:
-        model: the model.
-        all_of_them: whether those that follow from the configuration are given too.
+        model: The model.
+        all_of_them: Whether to include those that follow from the configuration.
 
     Returns:
-        One for each, None where there is none to store; nothing if all are None.
+        A tuple with an element for each lookup layer, None where there is nothing to store; an
+        empty tuple if all are None.
 
     Raises:
-        ValueError: if one cannot be read.
+        ValueError: If a vocabulary cannot be read.
     """
     found = [
         None if _is_configured(layer) and not all_of_them else _vocabulary_of(layer)
@@ -61,18 +63,18 @@ def vocabularies_of(model: keras.Model, all_of_them: bool) -> tuple[Vocabulary |
 
 
 def set_vocabularies(model: keras.Model, vocabularies: Sequence[Vocabulary | None]) -> None:
-    """Gives the lookup layers of a model their vocabularies.
+    """Set the vocabularies of a model's lookup layers.
 
     Raises:
-        FreezeFileError: if they do not fit.
+        FreezeFileError: If a vocabulary does not belong to its layer.
     """
     if not vocabularies:
         return
     layers = list(_lookups_in(model))
     if len(layers) != len(vocabularies):
         raise FreezeFileError(
-            f"The file has {len(vocabularies)} vocabularies, and the model has {len(layers)} "
-            "layers for them."
+            f"The file has {len(vocabularies)} vocabularies, but the model has {len(layers)} "
+            "lookup layers."
         )
     for layer, vocabulary in zip(layers, vocabularies, strict=True):
         if vocabulary is not None:
@@ -80,55 +82,46 @@ def set_vocabularies(model: keras.Model, vocabularies: Sequence[Vocabulary | Non
 
 
 def check_same_vocabularies(model: keras.Model, vocabularies: Sequence[Vocabulary | None]) -> None:
-    """Compares the vocabularies of a model with those of a file.
+    """Compare the vocabularies of a model with those of a file.
 
     Raises:
-        FreezeFileError: if they differ.
+        FreezeFileError: If they differ.
     """
     found = vocabularies_of(model, all_of_them=True)
     if found != tuple(vocabularies):
-        raise FreezeFileError("The vocabularies of the model are not those of the file.")
+        raise FreezeFileError("The vocabularies of the model differ from those of the file.")
 
 
 def check_configured(config: Any) -> None:
-    """Refuses vocabularies in a configuration that Keras would read from a file of this machine,
-    and settings for which it would make arrays much larger than the configuration.
+    """Refuse lookup layers that would read a file of this machine, or create huge arrays.
 
     Raises:
-        FreezeFileError: if there is one.
+        FreezeFileError: If the configuration of the model has such a layer.
     """
-    for described in _configs_in(config):
-        vocabulary = described.get("vocabulary")
-        if vocabulary is not None and not isinstance(vocabulary, list):
-            raise FreezeFileError(
-                f"A layer takes its vocabulary from {vocabulary!r:.100}, which is no list."
-            )
-        tokens = vocabulary or []
-        lengths = [
-            max((len(str(token)) for token in tokens), default=0) * len(tokens),
-            described.get("num_oov_indices"),
-            described.get("ngrams"),
-            described.get("max_tokens") if described.get("pad_to_max_tokens") else 0,
-        ]
-        if any(isinstance(length, int) and length > _LARGEST_ARRAY for length in lengths):
-            raise FreezeFileError(
-                f"A layer of {len(tokens):,} tokens would take an array of more than "
-                f"{_LARGEST_ARRAY:,} elements."
-            )
+    for described in dictionaries_in(config):
+        inner = described.get("config")
+        if described.get("class_name") in _WITH_VOCABULARY and isinstance(inner, Mapping):
+            _check_lookup(inner)
 
 
-def _configs_in(config: Any) -> Iterator[Mapping[str, Any]]:
-    """The configurations of layers with vocabularies."""
-    pending = [config]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Mapping):
-            inner = value.get("config")
-            if value.get("class_name") in _WITH_VOCABULARY and isinstance(inner, Mapping):
-                yield inner
-            pending.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            pending.extend(value)
+def _check_lookup(config: Mapping[str, Any]) -> None:
+    vocabulary = config.get("vocabulary")
+    if vocabulary is not None and not isinstance(vocabulary, list):
+        raise FreezeFileError(
+            f"A lookup layer has the vocabulary {vocabulary!r:.100}, which is not a list."
+        )
+    tokens = vocabulary or []
+    lengths = [
+        max((len(str(token)) for token in tokens), default=0) * len(tokens),
+        config.get("num_oov_indices"),
+        config.get("ngrams"),
+        config.get("max_tokens") if config.get("pad_to_max_tokens") else 0,
+    ]
+    if any(isinstance(length, int) and length > _LARGEST_ARRAY for length in lengths):
+        raise FreezeFileError(
+            f"A lookup layer of {len(tokens):,} tokens would create an array of more than "
+            f"{_LARGEST_ARRAY:,} elements."
+        )
 
 
 def _lookups_in(model: keras.Model) -> Iterator[Any]:
@@ -136,7 +129,7 @@ def _lookups_in(model: keras.Model) -> Iterator[Any]:
 
 
 def _is_configured(layer: Any) -> bool:
-    """Whether a layer's vocabulary, without weights, is the list in its configuration."""
+    """Return whether a layer's configuration contains its vocabulary, and it has no weights."""
     given = layer.get_config()["vocabulary"]
     return (
         given is not None
@@ -146,12 +139,12 @@ def _is_configured(layer: Any) -> bool:
 
 
 def _vocabulary_of(layer: Any) -> Vocabulary | None:
-    """A layer's vocabulary, special tokens and their weights included; None if it is not set."""
+    """Return a layer's vocabulary including special tokens; None if it is not set."""
     if not int(layer.lookup_table.size()):
         return None
     try:
         tokens = layer.get_vocabulary()
-    except Exception as error:  # bytes that are no text in the layer's encoding, say
+    except Exception as error:  # e.g. bytes that are not text in the layer's encoding
         raise ValueError(
             f"The vocabulary of the layer {layer.name!r} cannot be read: {error}"
         ) from error
@@ -175,18 +168,18 @@ def _set_vocabulary(layer: Any, vocabulary: Vocabulary) -> None:
     kind = str if layer.vocabulary_dtype == "string" else int
     if not all(isinstance(token, kind) or token is None for token in tokens):
         raise FreezeFileError(
-            f"The vocabulary of {layer.name!r} has tokens that are no {kind.__name__}."
+            f"The vocabulary of {layer.name!r} has tokens that are not of type {kind.__name__}."
         )
     try:
         layer.set_vocabulary(
-            # Not an array of strings: they would lose zero bytes at their end.
+            # Not an array of strings, in which zero bytes at their end would be lost.
             np.array(tokens, object if kind is str else np.int64),
             None if weights is None else np.array(weights[: len(tokens)]),
         )
         found = _vocabulary_of(layer)
-    except Exception as error:  # Keras raises anything for one that it does not take
+    except Exception as error:  # Keras raises errors of many types
         raise FreezeFileError(
-            f"Keras does not take the vocabulary of {layer.name!r}: {error}"
+            f"Keras does not accept the vocabulary of {layer.name!r}: {error}"
         ) from error
     if found != vocabulary:
-        raise FreezeFileError(f"The vocabulary of {layer.name!r} comes out as another one.")
+        raise FreezeFileError(f"Keras changes the vocabulary of {layer.name!r}.")

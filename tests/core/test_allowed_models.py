@@ -7,7 +7,7 @@ from helpers import same_bits, value_of
 from keras import layers, ops
 
 import keras_freeze as kf
-from keras_freeze.storage import allowed_names
+from keras_freeze.storage.checks import names as allowed_names
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

@@ -192,7 +192,7 @@ def test_a_missing_or_needless_base_is_an_error(base, tmp_path):
 def test_only_the_delta_that_is_on_can_be_taken_off(base, tmp_path):
     for seed in (1, 2):
         kf.save(adapted(base, seed), tmp_path / f"{seed}.freeze", base=base)
-    with pytest.raises(ValueError, match="not on this model"):
+    with pytest.raises(ValueError, match="not applied to this model"):
         kf.remove_delta(base, tmp_path / "1.freeze")
     kf.apply_delta(base, tmp_path / "1.freeze")
     with pytest.raises(ValueError, match=r"1\.freeze.*remove_delta"):
@@ -208,7 +208,7 @@ def test_a_model_that_was_trained_since_keeps_its_values(base, tmp_path):
     kf.apply_delta(base, tmp_path / "delta.freeze")
     storage_cases.train_on(base, *storage_cases.data_for(base))
     before = values_of(base.variables)
-    with pytest.raises(ValueError, match="has been changed since"):
+    with pytest.raises(ValueError, match="has changed since"):
         kf.remove_delta(base, tmp_path / "delta.freeze")
     for old, variable in zip(before, base.variables, strict=True):
         assert same_bits(old, value_of(variable))

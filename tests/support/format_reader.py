@@ -35,6 +35,7 @@ class Contents(NamedTuple):
 def read(path, base=None):
     """Read a file; `base` is the list of (path, array) of the network that the file builds on."""
     header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
+    _require("content" not in header, "the file holds no model")
     if any(_kind(entry) == "seed" for entry in header["variables"]):
         _require(header["generator"] == GENERATOR, "unknown generator")
     if "base" in header:
@@ -54,6 +55,18 @@ def read(path, base=None):
         for (path, shape, _), values in zip(optimizer, stored[len(variables) :], strict=True)
     ]
     return Contents(header, variables, masks, state, reads)
+
+
+def read_mask_only(path):
+    """Read a file that holds a mask only: a list of (position, path, array, is_weight)."""
+    header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
+    _require(header["content"] == "mask", "the file holds a model")
+    _require(not exponents and not mantissas, "bytes are left over")
+    masks, _ = read_masks(header["variables"], mask)
+    return [
+        (entry["mask"][0], entry["path"], masks[i], entry["mask"][1] == 1)
+        for i, entry in enumerate(header["variables"])
+    ]
 
 
 def _require(condition, message):

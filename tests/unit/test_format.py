@@ -12,6 +12,7 @@ from helpers import compiled, fit, same_bits, sgd, value_of
 from numpy.testing import assert_array_equal
 
 import keras_freeze as kf
+from keras_freeze.masks.mask import MaskEntry
 
 GOLDEN = sorted((pathlib.Path(__file__).parents[1] / "golden").glob("*.freeze"))
 DTYPES = [
@@ -372,12 +373,40 @@ def test_philox_is_that_of_numpy(key):
     assert_array_equal(np.array(format_reader.philox4x64(*key, 1001), np.uint64), expected)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.9, 0.999, 1.0])
+def test_masks_without_a_model_are_read(tmp_path, rate):
+    rng = np.random.default_rng(0)
+    scores = [rng.normal(size=shape) ** 2 for shape in ((30, 40), (5, 5, 3, 8), (64,), ())]
+    mask = kf.FreezeMask.from_scores(scores, rate, positions=[0, 2, 3, 7])
+    entries = [*mask.entries, MaskEntry(9, "größe/bias", np.array([True, False]), is_weight=False)]
+    path = tmp_path / "mask.freeze"
+    kf.FreezeMask(entries, num_rescued=2).save(path)
+    assert format_reader.read_layout(path.read_bytes())[0]["num_rescued"] == 2
+    found = format_reader.read_mask_only(path)
+    assert len(found) == len(entries)
+    for (position, label, trained, is_weight), entry in zip(found, entries, strict=True):
+        assert (position, label, is_weight) == (entry.position, entry.path, entry.is_weight)
+        assert_array_equal(trained, entry.trained)
+    with pytest.raises(ValueError, match="no model"):
+        format_reader.read(path)
+
+
+def test_a_golden_mask_is_read():
+    folder = pathlib.Path(__file__).with_name("golden")
+    found = format_reader.read_mask_only(folder / "version1_mask.freeze")
+    mask = kf.FreezeMask.load(folder / "version1_settings.freeze")
+    for (position, label, trained, is_weight), entry in zip(found, mask.entries, strict=True):
+        assert (position, label, is_weight) == (entry.position, entry.path, entry.is_weight)
+        assert_array_equal(trained, entry.trained)
+
+
 def test_golden_files_are_read():
     if not GOLDEN:
         pytest.skip("tests/golden holds no files yet")
     headers = {path: format_reader.read_layout(path.read_bytes())[0] for path in GOLDEN}
-    alone = [format_reader.read(path) for path in GOLDEN if "base" not in headers[path]]
+    models = [path for path in GOLDEN if "content" not in headers[path]]
+    alone = [format_reader.read(path) for path in models if "base" not in headers[path]]
     bases = {format_reader.fingerprint(c.variables): c.variables for c in alone}
-    for path in GOLDEN:
+    for path in models:
         contents = format_reader.read(path, bases.get(headers[path].get("base")))
         assert contents.variables, path

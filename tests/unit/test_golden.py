@@ -15,11 +15,20 @@ FOLDER = Path(__file__).parents[1] / "golden"
 FILES = {
     "version1_keep": ("14b884d693be0af1c8dbaee7bcd5517c02a0e78be47398c0fc0bd6e2b463d2bd", None),
     "version1_decay": ("234186c2a21b712e91c3087dcbb7a0e87788b4139667d826b56a62c180d97eae", None),
+    "version1_settings": (
+        "be63b17ca2dd7106a2e49685314cc38be826b75409f266248950b9268ffad624",
+        None,
+    ),
     "version1_delta": (
         "a744442e2a464baa605c6517d356cb358d9ff2e51f3fe50f09faf01a9f0f37f9",
         "version1_keep",
     ),
 }
+
+
+# The same mask alone: as version 1 of the format, and as a file of keras_freeze 0.1.0 from before
+# masks became `.freeze` files.
+MASKS = ("version1_mask.freeze", "old.mask")
 
 
 def digest_of(model):
@@ -49,5 +58,15 @@ def test_a_released_file_trains_on():
     assert int(model.optimizer.iterations) == 13
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_released_masks_keep_loading(name):
+    mask = kf.FreezeMask.load(FOLDER / name)
+    assert mask == kf.FreezeMask.load(FOLDER / "version1_settings.freeze")
+    assert mask.paths == ("lenet/fc1/kernel", "lenet/fc2/kernel", "lenet/fc3/kernel")
+    assert (mask.num_trained, mask.num_rescued) == (89, 0)
+    assert all(entry.is_weight for entry in mask.entries)
+
+
 def test_every_golden_file_is_tested():
-    assert {path.stem for path in FOLDER.glob("*.freeze")} == set(FILES)
+    names = {f"{name}.freeze" for name in FILES} | set(MASKS)
+    assert {path.name for path in FOLDER.iterdir()} == names

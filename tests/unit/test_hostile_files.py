@@ -16,7 +16,8 @@ from keras.src.backend.common.variables import Variable
 from keras.src.saving import serialization_lib
 
 import keras_freeze as kf
-from keras_freeze.storage import budget, loading
+from keras_freeze.storage import loading
+from keras_freeze.storage.checks import memory as budget
 from keras_freeze.storage.container import read_container, write_container
 
 pytestmark = [

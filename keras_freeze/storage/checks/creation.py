@@ -1,8 +1,8 @@
-"""Keras is watched while it builds a model from a `.freeze` file.
+"""Watch which variables Keras creates while it builds a model from a `.freeze` file.
 
-A file says how large its variables are, and its configuration says it again in other words, such as
-the units of a layer, which nobody but Keras can read. So a variable that the file does not announce
-is refused when Keras creates it, before it gets its memory.
+The header lists the shapes of the variables. The configuration implies them too, by the units of a
+layer for instance, but only Keras can tell how. So a variable that is not in the header is refused
+when Keras creates it, before its memory is allocated.
 """
 
 import collections
@@ -16,27 +16,27 @@ from typing import Any
 import keras
 
 from keras_freeze import _keras_private
-from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze._utils.bits import WIDTHS
+from keras_freeze.storage.errors import FreezeFileError
 
 Shaped = tuple[tuple[int, ...], str]
 """The shape and dtype of a variable."""
 
 _SPARE = 1 << 20  # bytes of variables that are not in the file: counters, learning rates, metrics
-_COPIES = 8  # how often an optimizer may keep what it trains, averages and accumulators included
+_COPIES = 8  # how many variables an optimizer may have for each one that it trains
 
 
 @contextlib.contextmanager
 def only_announced(variables: Iterable[Shaped], max_bytes: int | None = None) -> Iterator[None]:
-    """A scope in which Keras creates the variables that are announced, and little beside them.
+    """Let Keras create the variables that the file lists, and few other bytes, in this scope.
 
     Args:
-        variables: shapes and dtypes of those that are announced.
-        max_bytes: what all of them may take, and what a symbolic tensor may stand for; None for
-            any size.
+        variables: Shapes and dtypes of the variables that the file lists.
+        max_bytes: The largest size in bytes of all variables together, and of any symbolic tensor;
+            None for no limit.
 
     Raises:
-        FreezeFileError: at the end too, if Keras has caught the error.
+        FreezeFileError: If Keras creates more; at the end of the scope if Keras caught the error.
     """
     ledger = _Ledger(variables, max_bytes)
     token = _ledger.set(ledger)
@@ -46,11 +46,11 @@ def only_announced(variables: Iterable[Shaped], max_bytes: int | None = None) ->
     finally:
         _ledger.reset(token)
     if ledger.refused is not None:
-        raise FreezeFileError(f"Keras has gone on after an error: {ledger.refused}")
+        raise FreezeFileError(ledger.refused)
 
 
 class _Ledger:
-    """Which of the announced variables have been created, and the bytes of all others."""
+    """Which of the listed variables have been created, and the size of all others."""
 
     def __init__(self, variables: Iterable[Shaped], max_bytes: int | None) -> None:
         self._announced = collections.Counter(variables)
@@ -62,7 +62,7 @@ class _Ledger:
         self.refused: str | None = None
 
     def add_variable(self, variable: Any, shape: tuple[int, ...]) -> None:
-        """Counts a variable that is about to get its memory."""
+        """Count a variable whose memory is about to be allocated."""
         described = (shape, _keras_private.stored_dtype(variable))
         if self._announced[described] > 0:
             self._announced[described] -= 1
@@ -70,17 +70,19 @@ class _Ledger:
         self._spare -= _num_bytes(*described)
         if self._spare < 0:
             self._refuse(
-                f"its configuration has a variable {variable.path[:100]!r} of shape {shape}, with "
-                "which it takes more memory than the variables that it announces"
+                f"The configuration of the model has a variable {variable.path[:100]!r} of shape "
+                f"{shape}, which is not in the header of the file and too large for the memory "
+                "that the other variables leave. Do not trust this file."
             )
 
     def check_tensor(self, shape: tuple[int | None, ...], dtype: str) -> None:
-        """Looks at a symbolic tensor, of which a layer may make a constant of that size."""
+        """Check the size of a symbolic tensor: a layer may create a constant of that size."""
         size = _num_bytes(tuple(length or 1 for length in shape), dtype)
         if self._max_bytes is not None and size > self._max_bytes:
             self._refuse(
-                f"its configuration has a tensor of shape {shape}, larger than the "
-                f"{self._max_bytes:,} bytes that it may take"
+                f"The configuration of the model has a tensor of shape {shape}, which takes more "
+                f"than {self._max_bytes:,} bytes. If you expect this size and trust the file, use "
+                "`load(path, max_bytes=...)`."
             )
 
     def _refuse(self, problem: str) -> None:
@@ -100,7 +102,7 @@ _init_tensor = keras.KerasTensor.__init__
 
 
 def _watched_shape(self: Any, shape: Any) -> Any:
-    # Keras calls it for each variable, just before it gets its value.
+    # Keras calls it for each variable, just before its value is set.
     is_new = not _keras_private.has_shape(self)  # some backends call it again for its value
     shape = _validate_shape(self, shape)
     ledger = _ledger.get()
@@ -118,7 +120,7 @@ def _watched_tensor(self: Any, *args: Any, **kwargs: Any) -> None:
 
 @contextlib.contextmanager
 def _watching() -> Iterator[None]:
-    """Puts the two functions in Keras's place, while any thread loads a file."""
+    """Replace two functions of Keras while any thread loads a file."""
     global _num_watching
     with _lock:
         _num_watching += 1

@@ -1,7 +1,7 @@
-"""The names of Keras that a configuration in a `.freeze` file may have: a list, and not a rule.
+"""The names of Keras that a configuration in a `.freeze` file may contain.
 
-What is not here is refused, so that what a later version of Keras adds has to be looked at first.
-Not here are layers that hold code or open files (Lambda, TFSMLayer, JaxLayer, FlaxLayer,
+Everything else is refused, so that additions of a later Keras version have to be reviewed first.
+Left out on purpose: layers that hold code or open files (Lambda, TFSMLayer, JaxLayer, FlaxLayer,
 TorchModuleWrapper), and operations that call a function (Map, Cond, Switch, Scan, WhileLoop, ...).
 """
 

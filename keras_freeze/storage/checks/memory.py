@@ -1,5 +1,4 @@
-"""How much memory a `.freeze` file may take for what it announces: by default a quarter of what is
-free."""
+"""How much memory a `.freeze` file may take: by default a quarter of the free memory."""
 
 import ctypes
 import os
@@ -15,36 +14,37 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def default_max_bytes() -> int:
-    """A quarter of the memory that is free."""
+    """Return a quarter of the free memory in bytes."""
     return free_memory() // 4
 
 
 def free_memory() -> int:
-    """The bytes that this process can still get, as far as the system tells."""
+    """Return the memory in bytes that this process can still allocate, as the system reports it."""
     found = (_linux_memory(), _control_group_memory(), _posix_memory(), _windows_memory())
     return min((size for size in found if size is not None), default=_UNKNOWN_MEMORY)
 
 
 def check_announced(needed: int, max_bytes: int | None) -> None:
-    """Compares the bytes that a file announces with what it may take.
+    """Compare the size of a file's variables with the limit.
 
     Raises:
-        FreezeFileError: if it announces more than `max_bytes` or, for None, the default.
+        FreezeFileError: If `needed` is larger than `max_bytes` or, if that is None, the default.
     """
     limit = default_max_bytes() if max_bytes is None else max_bytes
     if needed > limit:
         raise FreezeFileError(
-            f"it announces {needed:,} bytes of variables, more than the {limit:,} bytes that it "
-            "may take. If you expect that of this file, use `load(path, max_bytes=...)`"
+            f"The variables of the file take {needed:,} bytes, more than the limit of {limit:,} "
+            "bytes (by default a quarter of the free memory). If you expect this size and trust "
+            "the file, use `load(path, max_bytes=...)`."
         )
 
 
 def check_max_bytes(max_bytes: Any) -> None:
-    """Refuses what is no number of bytes.
+    """Refuse an argument `max_bytes` that is not a number of bytes.
 
     Raises:
-        TypeError: for anything but None or an integer.
-        ValueError: for one below 1.
+        TypeError: If it is neither None nor an integer.
+        ValueError: If it is less than 1.
     """
     if max_bytes is None:
         return
@@ -77,7 +77,7 @@ def _control_group_memory() -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The lines of a file that have a name and a number, and perhaps a unit."""
+    """Return the lines of a file that have a name and a number, and perhaps a unit."""
     lines = [line.split() for line in path.read_text().splitlines()]
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 

@@ -1,0 +1,191 @@
+"""Restore the values of all variables of a model from a `.freeze` file."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keras_freeze import initializers
+from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze.initializers.of_layers import is_portable
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.parameters import path_of, same_path
+from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
+from keras_freeze.storage.coding.values import decode_values
+from keras_freeze.storage.container import Container
+from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.header import Header, VariableRecord
+from keras_freeze.storage.keras_model import (
+    are_integers,
+    dtype_of,
+    fingerprint,
+    is_random_state,
+    versions,
+)
+from keras_freeze.storage.masks import decode_entries
+from keras_freeze.storage.origin import regenerate, scaled
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of all variables in a file.
+
+    Attributes:
+        bits: The values of each variable of the model, as bit patterns.
+        mask: The freezing mask; None if there is none.
+        starts: What the initial values of variables with a mask were drawn from, by position.
+        optimizer: An iterator over the values of each variable of the optimizer, as bit patterns.
+    """
+
+    bits: list[np.ndarray]
+    mask: FreezeMask | None
+    starts: dict[int, Start]
+    optimizer: Iterator[np.ndarray]
+
+
+def restored(header: Header, container: Container, base: Sequence[Any] | None) -> Values:
+    """Return all values of a file, checked, including those that come from sources.
+
+    Args:
+        header, container: The file.
+        base: The variables of the base; None without a base.
+
+    Raises:
+        FreezeFileError: If the values cannot be decoded, or do not match their checksums.
+    """
+    mask = _mask_of(header, container)
+    trained = {} if mask is None else {e.position: e.trained.reshape(-1) for e in mask.entries}
+    masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
+    stored, optimizer = _stored_values(header, container, masks)
+    sources = [(r.source, r.shape, r.dtype) for r in header.records if r.source is not None]
+    if any(source.kind == SEED for source, _, _ in sources):
+        _check_generator(header)
+    sourced = iter(regenerate(sources, base))
+    values: list[np.ndarray] = []
+    starts: dict[int, Start] = {}
+    for record, chosen, bits in zip(header.records, masks, stored, strict=True):
+        if record.source is not None:
+            rest = next(sourced)
+            if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
+                starts[record.entry.position] = _start(header, record.source, rest)
+            if chosen is not None:
+                if header.decay_scale is not None and record.source.kind != CONSTANT:
+                    rest = scaled(rest, record.dtype, header.decay_scale)
+                rest[chosen] = bits
+            bits = rest
+        if checksum(bits) != record.checksum:
+            raise _mismatch(header, record)
+        values.append(bits)
+    return Values(values, mask, starts, optimizer)
+
+
+def _start(header: Header, source: Source, bits: np.ndarray) -> Start:
+    drawn_with = "" if is_portable(source) else _versions_in_words(header.versions)
+    return Start(source, checksum(bits), drawn_with)
+
+
+def _versions_in_words(found: Mapping[str, str]) -> str:
+    """Return the same text as `present_versions`, for the machine that wrote a file."""
+    backends = [f"{name} {found[name]}" for name in found if name not in ("keras", "keras_freeze")]
+    return f"Keras {found.get('keras')} on {', '.join(backends)}"
+
+
+def check_variables(header: Header, variables: Sequence[Any]) -> None:
+    """Compare a model's variables with those that a file describes.
+
+    Raises:
+        FreezeFileError: If they differ.
+    """
+    if len(variables) != len(header.records):
+        raise FreezeFileError(
+            f"The file describes {len(header.records)} variables, and the model has "
+            f"{len(variables)}: {', '.join(path_of(v) for v in variables[:12])}, ..."
+        )
+    for record, variable in zip(header.records, variables, strict=True):
+        is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
+        if is_random_state(variable):
+            is_same = tuple(variable.shape) == record.shape and are_integers(
+                dtype_of(variable), record.dtype
+            )
+        if not is_same or not same_path(path_of(variable), record.path):
+            raise FreezeFileError(
+                f"The file describes {record.path!r} of shape {record.shape} and "
+                f"{record.dtype}, where the model has {path_of(variable)!r} of shape "
+                f"{tuple(variable.shape)} and {dtype_of(variable)}."
+            )
+
+
+def _mask_of(header: Header, container: Container) -> FreezeMask | None:
+    """Return the freezing mask of a file; None if it has none."""
+    entries = [MaskEntry(*entry) for entry in decode_entries(header, container)]
+    return FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
+
+
+def _stored_values(
+    header: Header, container: Container, masks: Sequence[np.ndarray | None]
+) -> tuple[list[np.ndarray], Iterator[np.ndarray]]:
+    """Return the values in the file, of the model's variables and of the optimizer's."""
+    kinds = [
+        (r.num_stored(0 if m is None else int(np.count_nonzero(m))), WIDTHS[r.stored_dtype])
+        for r, m in zip(header.records, masks, strict=True)
+    ]
+    slots = () if header.optimizer is None else header.optimizer.slots
+    kinds += [(slot.size, WIDTHS[slot.dtype]) for slot in slots]
+    decoded = decode_values(container.exponents, container.mantissas, kinds)
+    stored = []
+    for record in header.records:
+        bits = next(decoded)
+        if record.stored_dtype != record.dtype:
+            rounded = from_bits(bits, record.stored_dtype)
+            bits = as_bits(rounded.astype(numpy_dtype(record.dtype)), record.dtype)
+        stored.append(bits)
+    return stored, decoded
+
+
+def check_rest(values: Values) -> None:
+    """Read and drop the optimizer's values, so that the file is checked to its end.
+
+    Raises:
+        FreezeFileError: If they cannot be decoded, or something follows them.
+    """
+    for _ in values.optimizer:
+        pass
+
+
+def check_fingerprint(header: Header, variables: Sequence[Any]) -> None:
+    """Compare the variables of a base with the fingerprint in a file.
+
+    Raises:
+        FreezeFileError: If the file was saved on another base.
+    """
+    found = fingerprint(variables)
+    if found != header.base:
+        raise FreezeFileError(
+            "The file was saved on another base, with the fingerprint "
+            f"{(header.base or '')[:16]}... Pass that base. Received: a base with the fingerprint "
+            f"{found[:16]}..."
+        )
+
+
+def _check_generator(header: Header) -> None:
+    if header.generator != initializers.GENERATOR:
+        raise FreezeFileError(
+            f"The seeds belong to the generator {header.generator!r:.100}, but this version of "
+            f"keras_freeze has {initializers.GENERATOR!r}. Use the version that wrote the file: "
+            f"{header.versions.get('keras_freeze', 'unknown')}."
+        )
+
+
+def _mismatch(header: Header, record: VariableRecord) -> FreezeFileError:
+    what = f"The values of {record.path!r} do not match their checksum."
+    if record.source is not None and record.source.kind == INITIALIZER:
+        there = ", ".join(f"{name} {version}" for name, version in header.versions.items())
+        here = ", ".join(f"{name} {version}" for name, version in versions().items())
+        what += (
+            " Its frozen weights were drawn by an initializer of Keras, whose numbers may change "
+            f"between versions and machines. The file was saved with {there}; this is {here}. Load "
+            "it there, and save it with `include_frozen=True`; or call "
+            "`keras_freeze.reinitialize` before `freeze` for seeds that are portable."
+        )
+    return FreezeFileError(what)
