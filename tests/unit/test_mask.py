@@ -537,7 +537,7 @@ def test_damage_of_any_byte_is_noticed(small_file):
             damaged = bytearray(content)
             damaged[index] ^= flip
             small_file.write_bytes(damaged)
-            with pytest.raises(FreezeFileError, match="small.mask"):
+            with pytest.raises(FreezeFileError, match=r"small\.mask"):
                 FreezeMask.load(small_file)
 
 
@@ -545,7 +545,7 @@ def test_truncation_anywhere_is_noticed(small_file):
     content = small_file.read_bytes()
     for length in range(len(content)):
         small_file.write_bytes(content[:length])
-        with pytest.raises(FreezeFileError, match="small.mask"):
+        with pytest.raises(FreezeFileError, match=r"small\.mask"):
             FreezeMask.load(small_file)
 
 
@@ -568,7 +568,7 @@ def test_foreign_files_are_named(tmp_path):
 def test_another_version_is_named(small_file):
     content = small_file.read_bytes()
     small_file.write_bytes(content[:8] + b"\2" + content[9:])
-    with pytest.raises(FreezeFileError, match="version 2.*upgrade"):
+    with pytest.raises(FreezeFileError, match=r"version 2.*upgrade"):
         FreezeMask.load(small_file)
 
 
@@ -601,7 +601,7 @@ def test_damage_of_an_old_file_is_noticed(small_file):
         changed.append(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
     for damaged in changed:
         small_file.write_bytes(damaged)
-        with pytest.raises(FreezeFileError, match="small.mask"):
+        with pytest.raises(FreezeFileError, match=r"small\.mask"):
             FreezeMask.load(small_file)
 
 
