@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 from keras_freeze._utils.text import printable, printable_cause
+from keras_freeze._utils.validation import type_error
 
 _LONGEST_MESSAGE = 2_000
 
@@ -28,10 +29,7 @@ def check_path(path: object) -> None:
         TypeError: If it is neither a string nor a path object.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            "Argument `path` must be a string or a path object. "
-            f"Received: path={path!r} of type {type(path).__name__}"
-        )
+        raise type_error("path", path, "a string or a path object")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.bits import WIDTHS, as_bits, from_bits, little_endian, numpy_dtype
+from keras_freeze._utils.validation import check_instance, value_error
 from keras_freeze._version import __version__
 from keras_freeze.initializers import seeded
 from keras_freeze.model_state import (
@@ -45,13 +46,9 @@ def check_built(model: Any, name: str) -> None:
         TypeError: If it is not a `keras.Model`.
         ValueError: If it is not built.
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"Argument `{name}` must be a keras.Model. Received: {name}={model!r}")
+    check_instance(name, model, keras.Model, "a keras.Model")
     if not is_built(model):
-        raise ValueError(
-            f"Argument `{name}` must be a built model: call it on a batch of data first. "
-            f"Received: {name}={model!r}"
-        )
+        raise value_error(name, model, "a built model: call it on a batch of data first")
 
 
 def variables_of(model: keras.Model) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_freeze._utils.text import printable, printable_cause
+from keras_freeze._utils.validation import check_bool, check_int, type_error
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
@@ -18,7 +19,7 @@ from keras_freeze.restricted.restriction import restrict_gradients
 from keras_freeze.starts import INITIALIZER, SEED
 from keras_freeze.storage.checks.configuration import check_initializer
 from keras_freeze.storage.checks.creation import only_announced
-from keras_freeze.storage.checks.memory import check_max_bytes, default_max_bytes
+from keras_freeze.storage.checks.memory import default_max_bytes
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Header, VariableRecord
@@ -40,6 +41,8 @@ from keras_freeze.storage.restoring import (
     restored,
 )
 from keras_freeze.storage.vocabularies import set_vocabularies
+
+_BASE = "a keras.Model, or the path of a `.keras` or `.freeze` file"
 
 
 def load(
@@ -85,10 +88,12 @@ def load(
     model = keras_freeze.load("digits.freeze")
     ```
     """
-    if not isinstance(compile, bool):
-        raise TypeError(f"Argument `compile` must be True or False. Received: compile={compile!r}")
-    _check_custom_objects(custom_objects)
-    check_max_bytes(max_bytes)
+    check_bool("compile", compile)
+    if custom_objects is not None and not isinstance(custom_objects, Mapping):
+        accepted = "None or a mapping from names to classes and functions"
+        raise type_error("custom_objects", custom_objects, accepted)
+    if max_bytes is not None:
+        max_bytes = check_int("max_bytes", max_bytes, minimum=1)
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header, max_bytes)
@@ -121,14 +126,6 @@ def _load(
     return model
 
 
-def _check_custom_objects(custom_objects: Any) -> None:
-    if custom_objects is not None and not isinstance(custom_objects, Mapping):
-        raise TypeError(
-            "Argument `custom_objects` must be None or a mapping from names to classes and "
-            f"functions. Received: custom_objects={custom_objects!r}"
-        )
-
-
 def open_base(
     base: keras.Model | str | os.PathLike[str],
     custom_objects: Mapping[str, Any] | None = None,
@@ -139,10 +136,7 @@ def open_base(
         check_built(base, "base")
         return base
     if not isinstance(base, (str, os.PathLike)):
-        raise TypeError(
-            "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
-            f"Received: base={base!r} of type {type(base).__name__}"
-        )
+        raise type_error("base", base, _BASE)
     if not os.path.isfile(base):
         raise FileNotFoundError(
             f"Argument `base` must be the path of an existing file. Received: base={base!r}"
@@ -153,8 +147,8 @@ def open_base(
         return keras.models.load_model(base, custom_objects=custom_objects, compile=False)
     except ValueError as error:
         raise ValueError(
-            "Argument `base` must be a keras.Model, or the path of a `.keras` or `.freeze` file. "
-            f"Received: base={base!r}. Keras says: {printable(str(error), 500)}"
+            f"Argument `base` must be {_BASE}. Received: base={base!r}. "
+            f"Keras says: {printable(str(error), 500)}"
         ) from printable_cause(error)
 
 

@@ -9,6 +9,7 @@ import keras
 
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
+from keras_freeze._utils.validation import check_bool, check_one_of
 from keras_freeze.initializers.of_layers import initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -233,14 +234,6 @@ def _check_arguments(
             "Argument `path` must not be the file of the base, which is needed to load the new "
             f"file. Received: path={os.fspath(path)!r}, base={os.fspath(base)!r}"
         )
-    if not isinstance(values, str) or values not in _VALUES:
-        raise ValueError(
-            f"Argument `values` must be one of {', '.join(map(repr, _VALUES))}. "
-            f"Received: values={values!r}"
-        )
-    for name, value in (
-        ("include_optimizer", include_optimizer),
-        ("include_frozen", include_frozen),
-    ):
-        if not isinstance(value, bool):
-            raise TypeError(f"Argument `{name}` must be True or False. Received: {name}={value!r}")
+    check_one_of("values", values, _VALUES)
+    check_bool("include_optimizer", include_optimizer)
+    check_bool("include_frozen", include_frozen)

@@ -180,12 +180,12 @@ def test_the_random_state_of_a_base_does_not_make_it_another(base, tmp_path):
 
 def test_a_missing_or_needless_base_is_an_error(base, tmp_path):
     kf.save(adapted(base), tmp_path / "delta.freeze", base=base)
-    with pytest.raises(ValueError, match="pass it, or the path of its file, as `base`"):
+    with pytest.raises(ValueError, match="pass this model, or the path of its file, as `base`"):
         kf.load(tmp_path / "delta.freeze")
     kf.save(base, tmp_path / "whole.freeze")
     with pytest.raises(ValueError, match="without a base"):
         kf.load(tmp_path / "whole.freeze", base=base)
-    with pytest.raises(ValueError, match="no delta"):
+    with pytest.raises(ValueError, match="not a delta"):
         kf.apply_delta(base, tmp_path / "whole.freeze")
 
 
@@ -197,7 +197,7 @@ def test_only_the_delta_that_is_on_can_be_taken_off(base, tmp_path):
     kf.apply_delta(base, tmp_path / "1.freeze")
     with pytest.raises(ValueError, match=r"1\.freeze.*remove_delta"):
         kf.apply_delta(base, tmp_path / "2.freeze")
-    with pytest.raises(ValueError, match=r"not on this model.*1\.freeze"):
+    with pytest.raises(ValueError, match=r"not applied to this model.*1\.freeze"):
         kf.remove_delta(base, tmp_path / "2.freeze")
     kf.remove_delta(base, tmp_path / "1.freeze")
     kf.apply_delta(base, tmp_path / "2.freeze")

@@ -120,7 +120,7 @@ def test_weights_that_were_set_before_have_no_start(way, tmp_path):
     assert list(model.optimizer.starts) == [2]
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match="body/kernel' come from no seed that is known"):
+    with pytest.raises(ValueError, match="body/kernel' come neither from a known seed"):
         kf.save(loaded, tmp_path / "model.freeze")
 
 

@@ -237,7 +237,7 @@ def test_frozen_weights_of_no_known_start_are_still_refused(tmp_path):
     fit(model, *blobs())
     compiled(model)
     kf.freeze(model, *blobs())
-    with pytest.raises(ValueError, match="come from no seed"):
+    with pytest.raises(ValueError, match="come neither from a known seed"):
         kf.save(model, tmp_path / "model.freeze")
 
 

@@ -392,7 +392,7 @@ def test_masks_without_a_model_are_read(tmp_path, rate):
 
 
 def test_a_golden_mask_is_read():
-    folder = pathlib.Path(__file__).with_name("golden")
+    folder = pathlib.Path(__file__).parents[1] / "golden"
     found = format_reader.read_mask_only(folder / "version1_mask.freeze")
     mask = kf.FreezeMask.load(folder / "version1_settings.freeze")
     for (position, label, trained, is_weight), entry in zip(found, mask.entries, strict=True):

@@ -358,7 +358,7 @@ def test_two_classes_under_one_number_are_refused(content, path):
     config["optimizer"]["shared_object_id"] = 7
     config["loss"]["shared_object_id"] = 7
     write(path, content, header)
-    with pytest.raises(kf.FreezeFileError, match="said to be one"):
+    with pytest.raises(kf.FreezeFileError, match="shared_object_id"):
         kf.load(path)
 
 
@@ -444,7 +444,7 @@ LARGE = {
 def test_layers_larger_than_announced_get_no_memory(kind, path, largest):
     write_small(path, LARGE[kind], [("model/dense/kernel", (2, 2))])
     assert path.stat().st_size < 1_000
-    with pytest.raises(kf.FreezeFileError, match=r"more memory|larger than"):
+    with pytest.raises(kf.FreezeFileError, match=r"too large for the memory|takes more than"):
         kf.load(path, max_bytes=1 << 34)
     assert max(largest, default=0) < 1 << 20
 
@@ -570,7 +570,7 @@ def test_state_of_another_optimizer_is_not_decoded(content, path):
     header = copy.deepcopy(content.header)
     header["optimizer"]["variables"][0][1] = [10**6]
     write(path, content, header)
-    with pytest.raises(kf.FreezeFileError, match=r"announces|another optimizer"):
+    with pytest.raises(kf.FreezeFileError, match=r"announces|not belong to the optimizer"):
         kf.load(path)
 
 

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from keras_freeze.storage.errors import FreezeFileError
 
@@ -36,26 +35,6 @@ def check_announced(needed: int, max_bytes: int | None) -> None:
             f"The variables of the file take {needed:,} bytes, more than the limit of {limit:,} "
             "bytes (by default a quarter of the free memory). If you expect this size and trust "
             "the file, use `load(path, max_bytes=...)`."
-        )
-
-
-def check_max_bytes(max_bytes: Any) -> None:
-    """Refuse an argument `max_bytes` that is not a number of bytes.
-
-    Raises:
-        TypeError: If it is neither None nor an integer.
-        ValueError: If it is less than 1.
-    """
-    if max_bytes is None:
-        return
-    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
-        raise TypeError(
-            "Argument `max_bytes` must be an integer, or None for a quarter of the free memory. "
-            f"Received: max_bytes={max_bytes!r} of type {type(max_bytes).__name__}"
-        )
-    if max_bytes < 1:
-        raise ValueError(
-            f"Argument `max_bytes` must be positive. Received: max_bytes={max_bytes!r}"
         )
 
 
