@@ -1,4 +1,4 @@
-"""Fit the constants of the inverse normal CDF in keras_freeze/initializers.py, and print them.
+"""Fit the constants of the inverse normal CDF in `keras_freeze.initializers`, and print them.
 
     python tools/fit_inverse_normal.py
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 from scipy.special import ndtri
 
-CENTRE_ENDS_AT = 0.125  # tail probability where the two formulas meet
+CENTER_ENDS_AT = 0.125  # tail probability where the two formulas meet
 SMALLEST_TAIL = 2.0**-54
 DEGREE = 13
 LOG_TERMS = 8
@@ -26,7 +26,7 @@ def fit(function: Callable, low: float, high: float, degree: int) -> list[float]
     return [float(c) for c in series.convert(kind=Polynomial).coef]
 
 
-def centre(q_squared: np.ndarray) -> np.ndarray:
+def center(q_squared: np.ndarray) -> np.ndarray:
     q = np.sqrt(np.maximum(q_squared, 1e-12))
     return ndtri(0.5 + q) / q
 
@@ -42,7 +42,7 @@ def main() -> None:
     log_series = fit(atanh_ratio, 0.0, largest_s**2, LOG_TERMS - 1)
 
     # x = A - B / (r + 4) maps r = sqrt(-ln p) onto [-1, 1]; 4 was found by trying.
-    nearest = math.sqrt(-math.log(CENTRE_ENDS_AT))
+    nearest = math.sqrt(-math.log(CENTER_ENDS_AT))
     farthest = math.sqrt(-math.log(SMALLEST_TAIL))
     slope = 2.0 / (1.0 / (nearest + 4.0) - 1.0 / (farthest + 4.0))
     offset = slope / (farthest + 4.0) + 1.0
@@ -51,7 +51,7 @@ def main() -> None:
         r = slope / (offset - x) - 4.0
         return -ndtri(np.exp(-r * r))
 
-    print("centre =", fit(centre, 0.0, (0.5 - CENTRE_ENDS_AT) ** 2, DEGREE))
+    print("center =", fit(center, 0.0, (0.5 - CENTER_ENDS_AT) ** 2, DEGREE))
     print("log =", log_series)
     print("A =", offset, "B =", slope)
     print("tail =", fit(tail, -1.0, 1.0, DEGREE))

@@ -1,11 +1,11 @@
-"""Make the text that the headers of `.freeze` files are compressed with the help of.
+"""Write the preset dictionary for the compression of headers of `.freeze` files.
 
     python tools/make_header_dictionary.py keras_freeze/storage/header_dictionary.txt
 
-Keras's configurations repeat each other. deflate can be given text to refer to beforehand; this is
-such a text, of the layers, optimizers and losses that are used most, the most common last. It
-belongs to version 1 of the format: files cannot be read without exactly this text, so that it is
-never made again for that version. The script is kept to show where it came from.
+Configurations of Keras models resemble each other. A preset dictionary lets deflate refer to
+frequent text: here that of the most used layers, optimizers and losses, the most common last. It is
+part of version 1 of the format: files cannot be read without exactly this text, so it must not be
+written again for that version. The script documents where the text came from.
 """
 
 import json

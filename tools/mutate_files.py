@@ -1,4 +1,4 @@
-"""Loads files whose content is wrong and whose checksums are right.
+"""Load files whose content is wrong and whose checksums are right.
 
     python tools/mutate_files.py --count=30000
 
@@ -77,15 +77,16 @@ _SPECIAL = (
 
 @dataclass(frozen=True)
 class Original:
-    """A whole file, and the model that it is a delta on."""
+    """The content of a valid file, and the model that it is a delta on."""
 
     content: Container
     base: keras.Model | None = None
 
 
 def write_originals(folder: Path) -> list[Original]:
-    """Files of several kinds, to begin with."""
+    """Write files of several kinds, and return their contents."""
     makers: list[Callable[[Path], keras.Model | None]] = [_seeded, _decayed, _pruned, _delta]
+    makers.append(_mask_only)
     originals = []
     for maker in [*makers, _with_operations, _recurrent]:
         path = folder / f"{maker.__name__}.freeze"
@@ -143,6 +144,10 @@ def _delta(path: Path) -> keras.Model:
     return base
 
 
+def _mask_only(path: Path) -> None:
+    kf.get_mask(_trained(_dense(5))).save(path)
+
+
 def _with_operations(path: Path) -> None:
     inputs = keras.Input((4, 6), name="inputs")
     x = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
@@ -159,7 +164,7 @@ def _recurrent(path: Path) -> None:
 
 
 def mutated(original: Original, others: list[Original], rng: random.Random) -> dict[str, Any]:
-    """Header and sections of a file with something else in one place or several."""
+    """Return header and sections of a file with changes in one place or several."""
     content = original.content
     parts = {"header": copy.deepcopy(content.header)}
     parts |= {name: getattr(content, name) for name in _SECTIONS}
@@ -177,7 +182,7 @@ def _change_header(header: dict[str, Any], other: dict[str, Any], rng: random.Ra
     found = list(places(header))
     if not found:
         return
-    # Most places are in the model's configuration: every other change is elsewhere.
+    # Most places are in the configuration of the model: half of the changes are elsewhere.
     if rng.random() < 0.5:
         found = list(places({key: value for key, value in header.items() if key != "model"}))
         found = [place for place in found if place[0] is not header] or list(places(header))
@@ -324,10 +329,10 @@ class Watch:
 
 
 def read(path: Path, original: Original) -> bool:
-    """Reads a file in every way; whether it could be loaded.
+    """Read a file with every function that reads files, and return whether it could be loaded.
 
     Raises:
-        Exception: anything but a FreezeFileError that names the file.
+        Exception: Any error except a FreezeFileError that names the file.
     """
     readers: list[Callable[[], Any]] = [
         lambda: str(kf.storage.inspect(path)),
@@ -350,26 +355,26 @@ def read(path: Path, original: Original) -> bool:
 
 
 def run(count: int, seed: int, folder: Path) -> dict[str, int]:
-    """Reads `count` changed files.
+    """Read `count` changed files.
 
     Returns:
-        How many there were, and how many of them could be loaded.
+        The number of files, and the number of those that could be loaded.
 
     Raises:
-        Exception: what reading raised, if it is no FreezeFileError; the file is then left.
-        RuntimeError: if a file had an effect that it may not have.
+        Exception: Any error of a reader except a FreezeFileError; the file is then kept.
+        RuntimeError: If a file had an effect that it must not have.
     """
     originals = write_originals(folder)
     rng = random.Random(seed)
     watch, path = Watch(), folder / "changed.freeze"
     num_loaded = made = 0
     while made < count:
-        # Those with the layers that take longest to build are the last two.
+        # The last two have the layers that take longest to build.
         (original,) = rng.choices(originals, [4] * (len(originals) - 2) + [1, 1])
         parts = mutated(original, originals, rng)
         try:
             write_container(path, **parts)
-        except (ValueError, RecursionError):  # what is no JSON, or no UTF-8
+        except (ValueError, RecursionError):  # not JSON, or not UTF-8
             continue
         made += 1
         with watch.on(), warnings.catch_warnings():

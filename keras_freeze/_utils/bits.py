@@ -1,4 +1,4 @@
-"""Values as bit patterns, unsigned integers of their width; needs no Keras."""
+"""Values as bit patterns, which are unsigned integers of the same width."""
 
 import zlib
 from typing import Any
@@ -27,26 +27,26 @@ WIDTHS = {
 
 
 def as_bits(values: Any, dtype: str) -> np.ndarray:
-    """Values of a dtype as a vector of bit patterns."""
+    """Return values of a dtype as a vector of bit patterns."""
     array = np.ascontiguousarray(np.asarray(values)).reshape(-1)
     return array.view(f"u{WIDTHS[dtype]}")
 
 
 def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """The values of bit patterns."""
+    """Return the values of bit patterns."""
     return bits.view(numpy_dtype(dtype))
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name of Keras's."""
+    """Return NumPy's dtype for the name of a Keras dtype."""
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def little_endian(bits: np.ndarray) -> Any:
-    """Bit patterns as a buffer of bytes, the same on every machine."""
+    """Return bit patterns as a little-endian buffer, the same on every machine."""
     return np.ascontiguousarray(bits, bits.dtype.newbyteorder("<")).data
 
 
 def checksum(bits: np.ndarray) -> int:
-    """CRC-32 of bit patterns as little-endian bytes."""
+    """Return CRC-32 of bit patterns as little-endian bytes."""
     return zlib.crc32(little_endian(bits))

@@ -464,7 +464,7 @@ def upper_quantile(p):
     """About the z that a standard normal variable exceeds with probability p."""
     if p >= 0.125:
         q = 0.5 - p
-        return q * poly(CENTRE, q * q)
+        return q * poly(CENTER, q * q)
     m, e = math.frexp(p)
     s = (m - 0.7071067811865476) / (m + 0.7071067811865476)
     logarithm = (e - 0.5) * 0.6931471805599453 + s * poly(LOG, s * s)
@@ -478,7 +478,7 @@ def poly(coefficients, x):
     return value
 
 
-CENTRE = (
+CENTER = (
     2.5066282746170607,
     2.624935029752419,
     5.7725157270284955,

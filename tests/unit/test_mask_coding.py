@@ -141,5 +141,5 @@ def test_any_bytes_are_a_mask_or_an_error(stream, width):
 
 def test_a_stream_that_goes_on_is_an_error():
     stream = encode_masks([np.eye(40, dtype=bool)])
-    with pytest.raises(FreezeFileError, match="more than was announced"):
+    with pytest.raises(FreezeFileError, match="longer than its content"):
         decode_masks(stream + bytes(range(1, 65)), [(40, 40)])

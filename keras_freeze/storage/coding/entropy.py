@@ -15,7 +15,7 @@ import numpy as np
 from keras_freeze.storage.errors import FreezeFileError
 
 TOTAL = 1 << 24
-"""What the probabilities of one symbol sum up to."""
+"""The sum of the probabilities of all symbols of a model."""
 
 _LARGEST_WEIGHT = 15
 _WEIGHT_BITS = 4
@@ -25,7 +25,7 @@ _GROUP = 64
 
 
 def probabilities(frequencies: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Scales positive integer frequencies to integers of at least 1 that sum up to 2^24.
+    """Scale positive integer frequencies to integers of at least 1 that sum to 2^24.
 
     The cumulative probability before symbol i is floor(C_i (2^24 - n) / T) + i, for n symbols whose
     frequencies are C_i before symbol i and T in all.
@@ -37,24 +37,24 @@ def probabilities(frequencies: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 class Encoder:
-    """Writes one stream."""
+    """An encoder of one stream."""
 
     def __init__(self) -> None:
         self._coder = constriction.stream.queue.RangeEncoder()
 
     def bits(self, value: int, width: int) -> None:
-        """Writes an unsigned integer in `width` bits, each of probability 1/2, highest first."""
+        """Write an unsigned integer in `width` bits, each of probability 1/2, highest first."""
         flags = [(value >> place) & 1 for place in range(width - 1, -1, -1)]
         self.flags(np.array(flags, bool), _HALF)
 
     def number(self, value: int) -> None:
-        """Writes an integer of at least 0, in 2 log2(value + 1) + 1 bits (Elias gamma)."""
+        """Write an integer of at least 0, in 2 log2(value + 1) + 1 bits (Elias gamma)."""
         width = (value + 1).bit_length()
         self.bits(0, width - 1)
         self.bits(value + 1, width)
 
     def flags(self, flags: np.ndarray, probability: int) -> None:
-        """Writes booleans that are True with `probability` / 2^24.
+        """Write booleans that are True with `probability` / 2^24.
 
         Each symbol costs about 10^-4 bits more than it should, which counts where nearly all flags
         are False. So rare ones are written in groups: which groups hold any, the place of the first
@@ -74,12 +74,12 @@ class Encoder:
         self._encode(flags[grouped:], model)
 
     def symbols(self, symbols: np.ndarray, histogram: "Histogram") -> None:
-        """Writes bytes that all occur in the histogram."""
+        """Write bytes that all occur in the histogram."""
         if histogram.model is not None:
             self._encode(np.searchsorted(histogram.symbols, symbols), histogram.model)
 
     def histogram(self, histogram: "Histogram") -> None:
-        """Writes which bytes occur, and how often: for one byte only, that it is the one."""
+        """Write which bytes occur and, if there are several, how often."""
         symbols = histogram.symbols.astype(int).tolist()
         self.number(len(symbols) - 1)
         self.bits(symbols[0], 8)
@@ -89,7 +89,7 @@ class Encoder:
             self.bits(weight, _WEIGHT_BITS)
 
     def finish(self) -> bytes:
-        """The stream as bytes: the words, lowest byte first."""
+        """Return the stream as bytes: the words, lowest byte first."""
         return self._coder.get_compressed().astype("<u4").tobytes()
 
     def _encode(self, symbols: np.ndarray, model: Any) -> None:
@@ -98,33 +98,33 @@ class Encoder:
 
 
 class Decoder:
-    """Reads what an `Encoder` wrote.
+    """A decoder of what an `Encoder` wrote.
 
     Args:
-        stream: the bytes.
-        what: what they are, for errors.
+        stream: The bytes.
+        what: What they are, for error messages.
 
     Raises:
-        FreezeFileError: here and in the methods, for a stream that no encoder writes.
+        FreezeFileError: Here and in the methods, if no encoder writes such a stream.
     """
 
     def __init__(self, stream: bytes, what: str) -> None:
         self._what = what
         if len(stream) % 4:
-            raise self._error("its length is no multiple of 4")
+            raise self._error("its length is not a multiple of 4")
         self._coder = constriction.stream.queue.RangeDecoder(
             np.frombuffer(stream, "<u4").astype(np.uint32)
         )
 
     def bits(self, width: int) -> int:
-        """Reads an unsigned integer of `width` bits."""
+        """Read an unsigned integer of `width` bits."""
         value = 0
         for flag in self.flags(width, _HALF).tolist():
             value = value << 1 | flag
         return value
 
     def number(self, largest: int) -> int:
-        """Reads an integer from 0 to `largest`."""
+        """Read an integer from 0 to `largest`."""
         width = 1
         while not self.bits(1):
             width += 1
@@ -136,7 +136,7 @@ class Decoder:
         return value
 
     def flags(self, count: int, probability: int) -> np.ndarray:
-        """Reads `count` booleans that are True with `probability` / 2^24."""
+        """Read `count` booleans that are True with `probability` / 2^24."""
         flags = np.zeros(count, bool)
         grouped = _num_grouped(count, probability)
         model = _flag_model(probability)
@@ -152,13 +152,13 @@ class Decoder:
         return flags
 
     def symbols(self, count: int, histogram: "Histogram") -> np.ndarray:
-        """Reads `count` bytes."""
+        """Read `count` bytes."""
         if histogram.model is None:
             return np.full(count, histogram.symbols[0], np.uint8)
         return histogram.symbols[self._decode(histogram.model, count, np.uint8)]
 
     def histogram(self) -> "Histogram":
-        """Reads a histogram."""
+        """Read a histogram."""
         count = self.number(255) + 1
         symbols = [self.bits(8)]
         for _ in range(count - 1):
@@ -169,9 +169,9 @@ class Decoder:
         return Histogram(np.array(symbols, np.uint8), np.array(weights, int))
 
     def finish(self) -> None:
-        """Checks that the stream has come to its end."""
+        """Check that the stream has ended."""
         if not self._coder.maybe_exhausted():
-            raise self._error("there is more than was announced")
+            raise self._error("it is longer than its content")
 
     def _decode(self, model: Any, count: int, dtype: Any) -> np.ndarray:
         decoded = np.empty(count, dtype)
@@ -191,9 +191,9 @@ class Histogram:
     """Which bytes occur and how often, to the next power of two.
 
     Args:
-        symbols: the bytes that occur, ascending, uint8.
-        weights: for each one w from 0 to 15: it is coded as if it occurred 2^w times. Not used for
-            a single symbol.
+        symbols: The bytes that occur, ascending, uint8.
+        weights: An integer w from 0 to 15 for each of them, which is coded as if it occurred 2^w
+            times. Not used for a single symbol.
     """
 
     def __init__(self, symbols: np.ndarray, weights: np.ndarray) -> None:
@@ -204,14 +204,14 @@ class Histogram:
 
     @classmethod
     def of_counts(cls, counts: np.ndarray) -> "Histogram":
-        """The histogram for bytes that occur as often as `counts` (256 integers) says."""
+        """Return the histogram of bytes, of which `counts` has the 256 frequencies."""
         symbols = np.flatnonzero(counts)
         share = counts[symbols] / counts.max()
         weights = np.rint(_LARGEST_WEIGHT + np.log2(share)).clip(0, _LARGEST_WEIGHT)
         return cls(symbols.astype(np.uint8), weights.astype(int))
 
     def cost(self, counts: np.ndarray) -> float:
-        """About how many bits `counts` bytes and the histogram itself take."""
+        """Estimate the bits that `counts` bytes and the histogram take."""
         symbols = self.symbols.astype(int)
         if len(symbols) == 1:
             return 9.0
@@ -221,12 +221,12 @@ class Histogram:
 
 
 def _num_grouped(count: int, probability: int) -> int:
-    """How many of the flags are written in groups; the others follow one by one."""
+    """Return how many flags are written in groups; the others follow one by one."""
     return count - count % _GROUP if probability < TOTAL // _GROUP else 0
 
 
 def _group_models(probability: int) -> tuple[Any, Any]:
-    """The models of whether a group holds a flag that is True, and of the place of the first."""
+    """Return the models of whether a group has a True flag, and of the index of the first."""
     none, frequencies = TOTAL, []
     for _ in range(_GROUP):
         frequencies.append(none * probability >> 24)
@@ -241,7 +241,7 @@ def _flag_model(probability: int) -> Any:
 
 
 def _model(chosen: np.ndarray) -> Any:
-    """The coder's model of symbols 0, 1, ... with these probabilities, integers that sum to 2^24.
+    """Return the coder's model of symbols 0, 1, ... with probabilities that sum to 2^24.
 
     constriction adds 1 to what is left after giving each symbol 1; of integers that sum up to the
     rest exactly, its arithmetic rounds nothing.

@@ -15,7 +15,7 @@ import numpy as np
 from keras_freeze.storage.coding.entropy import TOTAL, Decoder, Encoder, Histogram
 from keras_freeze.storage.errors import FreezeFileError
 
-# What an entry's levels say about the whole variable.
+# How the mask of a variable is coded.
 _ALL_FROZEN, _ALL_TRAINED, _ONE_RATE, _LEVELS = range(4)
 _MODE_BITS = 2
 
@@ -27,7 +27,7 @@ _ROOTS = (4294967296, 5107605667, 6074001000, 7223245222)  # round(2^(32 + r / 4
 
 
 def _probability_table() -> np.ndarray:
-    """P(trained) in units of 2^-24 at levels -96 to 96, at least 1 and at most 2^24 - 1."""
+    """Return P(trained) at levels -96 to 96, in units of 2^-24, from 1 to 2^24 - 1."""
     table = []
     for level in range(-_LARGEST, _LARGEST + 1):
         octaves, quarter = divmod(level + _LARGEST, 4)
@@ -41,7 +41,7 @@ _BITS_IF_FROZEN = -np.log2(1 - _PROBABILITIES / TOTAL)
 
 
 def encode_masks(masks: Sequence[np.ndarray]) -> bytes:
-    """Codes boolean arrays, True = trained."""
+    """Encode boolean arrays, True = trained."""
     encoder = Encoder()
     for mask in masks:
         _encode_mask(encoder, mask.reshape(matrix_shape(mask.shape)))
@@ -49,10 +49,10 @@ def encode_masks(masks: Sequence[np.ndarray]) -> bytes:
 
 
 def decode_masks(stream: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Reads the masks of variables of these shapes.
+    """Decode the masks of variables of these shapes.
 
     Raises:
-        FreezeFileError: for a stream that `encode_masks` does not write.
+        FreezeFileError: If `encode_masks` does not write such a stream.
     """
     decoder = Decoder(stream, "mask")
     masks = [_decode_mask(decoder, matrix_shape(shape)).reshape(shape) for shape in shapes]
@@ -61,16 +61,15 @@ def decode_masks(stream: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
 
 
 def count_masks(stream: bytes, shapes: Sequence[tuple[int, ...]], most: int) -> list[int] | None:
-    """How many entries are trained in the masks of variables of these shapes.
+    """Count the trained entries in the masks of variables of these shapes.
 
-    One mask after the other is decoded and forgotten; what is all frozen or all trained is not
-    decoded.
+    Only one mask at a time is in memory; masks that are all frozen or all trained are not decoded.
 
     Returns:
         The counts; None if more than `most` entries would have to be decoded.
 
     Raises:
-        FreezeFileError: for a stream that `encode_masks` does not write.
+        FreezeFileError: If `encode_masks` does not write such a stream.
     """
     decoder = Decoder(stream, "mask")
     counts = []
@@ -88,7 +87,7 @@ def count_masks(stream: bytes, shapes: Sequence[tuple[int, ...]], most: int) -> 
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes that have levels: the last two, and all before them as one."""
+    """Return the shape of the axes with levels: the last two, and all before them as one."""
     if len(shape) <= 2:
         return shape or (1,)
     return (math.prod(shape[:-2]), *shape[-2:])
@@ -129,7 +128,7 @@ def _decode_entries(decoder: Decoder, shape: tuple[int, ...], mode: int) -> np.n
         return decoder.flags(size, _rate(num_trained, size)).reshape(shape)
     levels = [decoder.symbols(length, decoder.histogram()) for length in shape]
     if any(axis.size and axis.max() > _ZERO + _LARGEST for axis in levels):
-        raise FreezeFileError("The mask cannot be decoded: there is no such level.")
+        raise FreezeFileError("The mask cannot be decoded: it has an unknown level.")
     if math.prod(np.unique(axis).size for axis in levels) > _MOST_BLOCKS:
         raise FreezeFileError("The mask cannot be decoded: it has too many levels.")
     sorted_mask = np.zeros(shape, bool)
@@ -146,7 +145,7 @@ def _rate(num_trained: int, size: int) -> int:
 
 
 def _blocks(levels: Sequence[np.ndarray]) -> Iterator[tuple[tuple[slice, ...], int]]:
-    """The blocks of equal levels in a variable sorted by level, and P(trained) in each."""
+    """Iterate over the blocks of equal levels in a sorted variable, and P(trained) in each."""
     axes = []
     for axis_levels in levels:
         values, counts = np.unique(axis_levels, return_counts=True)
@@ -159,7 +158,7 @@ def _blocks(levels: Sequence[np.ndarray]) -> Iterator[tuple[tuple[slice, ...], i
         yield tuple(s for _, s in lines), int(_PROBABILITIES[level + _LARGEST])
 
 
-# From here on: how the levels are chosen. A reader needs none of it.
+# How the encoder chooses the levels; the decoder does not need it.
 
 
 _GRIDS = (2, 4)  # distances of the levels that are tried, in quarters of an octave
@@ -167,7 +166,7 @@ _ROUNDS = 3
 
 
 def _cheapest_levels(mask: np.ndarray) -> list[np.ndarray] | None:
-    """Levels of each axis as symbols; None where one rate for all is cheaper."""
+    """Return levels of each axis as symbols; None if one rate for all takes fewer bits."""
     num_trained, size = int(np.count_nonzero(mask)), mask.size
     rate = num_trained / size
     bits = -num_trained * math.log2(rate) - (size - num_trained) * math.log2(1 - rate)
@@ -192,11 +191,11 @@ def _cheapest_levels(mask: np.ndarray) -> list[np.ndarray] | None:
 
 
 def _fit(counts: np.ndarray, others: np.ndarray, grid: int) -> np.ndarray:
-    """The levels, as symbols, of lines with `counts` trained entries each.
+    """Return the levels, as symbols, of lines with `counts` trained entries each.
 
     An entry's level is its line's plus one of the sums that `others` counts. The likelihood of a
     line that has a level is linear in its count, up to what all lines of this level share. Levels
-    that few lines have cost more bits; so choice and cost take turns.
+    that few lines have cost more bits, so that choice and cost are computed alternately.
     """
     unique, inverse, lines = np.unique(counts, return_inverse=True, return_counts=True)
     candidates = np.arange(-_LARGEST, _LARGEST + 1, grid)
@@ -218,7 +217,7 @@ def _fit(counts: np.ndarray, others: np.ndarray, grid: int) -> np.ndarray:
 
 
 def _level_sums(levels: Sequence[np.ndarray]) -> np.ndarray:
-    """How many combinations of lines that are not empty have each sum of levels.
+    """Count the combinations of nonempty lines with each sum of levels.
 
     Entry i counts the sum i - (the number of axes) * 96.
     """
@@ -230,7 +229,7 @@ def _level_sums(levels: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _bits_if_frozen(levels: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Bits of a line with a level if all its entries are frozen."""
+    """Return the bits of lines with these levels if all their entries are frozen."""
     sums = np.arange(others.size) - (others.size - 1) // 2
     present = np.flatnonzero(others)
     total = levels[:, None] + sums[present]
@@ -238,7 +237,7 @@ def _bits_if_frozen(levels: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _cost(trained: tuple[np.ndarray, ...], levels: Sequence[np.ndarray]) -> float:
-    """About how many bits a mask takes with these levels."""
+    """Estimate the bits that a mask takes with these levels."""
     if_frozen = _bits_if_frozen(np.zeros(1, int), _level_sums(levels))[0]
     entry_levels = sum(axis[i] - _ZERO for axis, i in zip(levels, trained, strict=True))
     clipped = np.clip(entry_levels, -_LARGEST, _LARGEST)

@@ -1,8 +1,7 @@
-"""Values in fewer bytes, exactly: what the top byte of a float shows is far from random.
+"""Lossless coding of values: the exponents of a layer's weights have low entropy.
 
-Of a float32 the sign goes behind the mantissa; the exponent is then the first of four bytes. It is
-entropy-coded, since weights of a layer are of similar size, and the other three are kept as they
-are. The same rule does for every dtype.
+The bits of a float32 are rotated so that its exponent is the first of four bytes. This byte is
+entropy-coded, and the other three are stored as they are. The same rule holds for every dtype.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,10 @@ from keras_freeze.storage.errors import FreezeFileError
 
 
 def encode_values(patterns: Sequence[np.ndarray]) -> tuple[bytes, bytes]:
-    """Codes one-dimensional arrays of bit patterns (uint8, uint16, uint32 or uint64).
+    """Encode one-dimensional arrays of bit patterns (uint8, uint16, uint32 or uint64).
 
     Returns:
-        The coded top bytes of all values, and the other bytes as they are.
+        The encoded top bytes of all values, and the other bytes as they are.
     """
     heads, tails = [], []
     for array in patterns:
@@ -41,18 +40,18 @@ def encode_values(patterns: Sequence[np.ndarray]) -> tuple[bytes, bytes]:
 def decode_values(
     heads: bytes, tails: bytes, kinds: Sequence[tuple[int, int]]
 ) -> Iterator[np.ndarray]:
-    """Reads arrays of which `kinds` gives the count of values and the bytes of each (1, 2, 4, 8).
+    """Iterate over arrays, of which `kinds` has the numbers of values and their bytes (1 to 8).
 
-    One after the other: none takes memory before it is asked for. That nothing is left over is
-    checked after the last one.
+    An array takes memory only when the iterator comes to it. After the last one, the iterator
+    checks that nothing is left over.
 
     Raises:
-        FreezeFileError: for bytes that `encode_values` does not write.
+        FreezeFileError: If `encode_values` does not write such bytes.
     """
     expected = sum(count * (width - 1) for count, width in kinds)
     if len(tails) != expected:
         raise FreezeFileError(
-            f"The mantissas have {len(tails)} bytes where the header announces {expected}."
+            f"The mantissas have {len(tails)} bytes instead of the {expected} of the header."
         )
     decoder = Decoder(heads, "exponents")
     histograms: list[Histogram] = []
@@ -74,7 +73,7 @@ def _decode_head(decoder: Decoder, histograms: list[Histogram], count: int) -> n
 
 
 def _split(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The top bytes and the rest, lowest byte first, after the sign has gone to the lowest bit."""
+    """Return top bytes and the rest, lowest byte first, after rotating the sign to the end."""
     bits = 8 * array.dtype.itemsize
     rotated = (array << array.dtype.type(1)) | (array >> array.dtype.type(bits - 1))
     as_bytes = rotated.astype(rotated.dtype.newbyteorder("<")).view(np.uint8)
@@ -95,9 +94,9 @@ def _join(head: np.ndarray, tail: np.ndarray, width: int) -> np.ndarray:
 
 
 def _group(counts: Sequence[np.ndarray]) -> tuple[list[int], list[Histogram]]:
-    """Which arrays share a histogram: each joins the group where it costs least, or opens one.
+    """Return which arrays share a histogram: each joins the group in which it costs least.
 
-    A reader needs none of it.
+    The decoder does not need it.
     """
     groups: list[int] = []
     sums: list[np.ndarray] = []
