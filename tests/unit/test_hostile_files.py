@@ -16,7 +16,7 @@ from keras.src.backend.common.variables import Variable
 from keras.src.saving import serialization_lib
 
 import keras_freeze as kf
-from keras_freeze.storage import loading
+from keras_freeze.storage import loading, restoring
 from keras_freeze.storage.checks import memory as budget
 from keras_freeze.storage.container import read_container, write_container
 
@@ -606,9 +606,15 @@ def test_whatever_goes_wrong_is_an_error_of_the_file(error, content, path, monke
         raise error("no")
 
     write(path, content, content.header)
-    for name in ("decode_entries", "decode_values", "build_model", "set_bits", "regenerate"):
+    for module, name in (
+        (restoring, "decode_entries"),
+        (restoring, "decode_values"),
+        (restoring, "regenerate"),
+        (loading, "build_model"),
+        (loading, "set_bits"),
+    ):
         with monkeypatch.context() as patches:
-            patches.setattr(loading, name, fail)
+            patches.setattr(module, name, fail)
             with pytest.raises(kf.FreezeFileError, match=r"model\.freeze"):
                 kf.load(path)
     assert same_bits(value_of(kf.load(path).variables[0]), value_of(kf.load(path).variables[0]))
