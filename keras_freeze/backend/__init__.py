@@ -1,6 +1,6 @@
 """The few operations that differ between Keras's backends: one module each, the same functions.
 
-`tensorflow` alone has what `sparse_gradients` needs; `RESTRICTS_GRADIENTS` says so.
+`tensorflow` alone has what `keras_freeze.restricted` needs; `RESTRICTS_GRADIENTS` says so.
 """
 
 # ruff: noqa: F403 - the modules are alike, which a test checks

@@ -24,17 +24,17 @@ DATA_ERRORS: tuple[Any, ...] = (jax.errors.JaxRuntimeError,)
 
 
 def is_out_of_memory(error: Any) -> bool:
-    """Whether one of `DATA_ERRORS` is about memory and not about the data."""
+    """Return whether one of `DATA_ERRORS` is about memory and not about the data."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def num_processes() -> int:
-    """How many processes train together, each with its own part of the data."""
+    """Return how many processes train together, each with its own part of the data."""
     return int(jax.process_count())
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """The dense gradients, None where there is none."""
+    """Return the dense gradients, None where there is none."""
     return [None if g is None else to_dense(g) for g in gradients]
 
 
@@ -55,7 +55,7 @@ class _Scope(keras.StatelessScope):
         self.assigned[id(update[0])] = update[0]
 
     def values(self) -> list[Any]:
-        """The values of the variables that were assigned, in order."""
+        """Return the values of the variables that were assigned, in order."""
         return [self.get_current_value(variable) for variable in self.assigned.values()]
 
 
@@ -65,7 +65,7 @@ def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:
-    """Calls `function(tensors)` if `condition` holds."""
+    """Call `function(tensors)` if `condition` holds."""
     if not isinstance(condition, jax.core.Tracer):
         if condition:
             function(tensors)
@@ -83,7 +83,7 @@ def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[
 
 
 def _stateless(loss: Callable[[], Any], variables: Sequence[Any], scale: float) -> Any:
-    """The scaled loss as a function of the variables' values, and what else comes of it."""
+    """Return the scaled loss as a function of the variables' values, and what else comes of it."""
     assigned: list[Any] = []
 
     def function(values: list[Any]) -> tuple[Any, tuple[Any, list[Any]]]:
@@ -100,7 +100,7 @@ def _stateless(loss: Callable[[], Any], variables: Sequence[Any], scale: float) 
 def gradients(
     loss: Callable[[], Any], variables: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:
-    """The value of `loss()` and the dense gradients of `scale * loss()`."""
+    """Return `loss()` and the dense gradients of `scale * loss()`."""
     function, assigned = _stateless(loss, variables, scale)
     grads, (value, state) = jax.grad(function, has_aux=True)([v.value for v in variables])
     _assign(assigned, state)
@@ -110,7 +110,7 @@ def gradients(
 def hessian_products(
     loss: Callable[[], Any], variables: Sequence[Any], vectors: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:
-    """The value of `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
+    """Return `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
 
     Args:
         loss: a function of nothing.
@@ -139,7 +139,7 @@ def hessian_products(
 
 
 def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
-    """A variable's gradient at flat, sorted `indices`."""
+    """Return a variable's gradient at flat, sorted `indices`."""
     gradient = to_dense(gradient)
     if gradient.shape != tuple(variable.shape):
         raise ValueError(
@@ -150,7 +150,7 @@ def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
 
 
 def to_dense(gradient: Any) -> Any:
-    """A gradient as a dense tensor."""
+    """Return a gradient as a dense tensor."""
     return keras.ops.convert_to_tensor(gradient, sparse=False)
 
 
@@ -159,23 +159,23 @@ def _tensor(value: Any) -> Any:
 
 
 def is_mutable_tensor(value: Any) -> bool:
-    """Whether it is a tensor, of no variable, that can be changed in place: never here."""
+    """Return whether it is a tensor that can be changed in place: never on this backend."""
     return False
 
 
 def refill(tensor: Any, content: Any) -> None:
-    """Gives such a tensor other values."""
+    """Set the values of such a tensor."""
     raise NotImplementedError
 
 
 def read(variable: Any) -> Any:
-    """The variable's value now, which later assignments do not change."""
+    """Return the variable's value now, which later assignments do not change."""
     # A copy: `fit` hands the arrays of variables over to JAX, which may overwrite them.
     return jnp.array(_tensor(variable), copy=True)
 
 
 def gather(variable: Any, indices: Any) -> Any:
-    """The entries of a variable or tensor at flat `indices`."""
+    """Return the entries of a variable or tensor at flat `indices`."""
     return jnp.reshape(_tensor(variable), -1)[jnp.asarray(_tensor(indices))]
 
 
@@ -190,18 +190,18 @@ def _from_bits(value: Any, dtype: Any) -> Any:
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes` where `condition` holds, else `no`, bit for bit."""
+    """Return `yes` where `condition` holds, else `no`, bit for bit."""
     yes, no = jnp.asarray(_tensor(yes)), jnp.asarray(_tensor(no))
     return _from_bits(jnp.where(_tensor(condition), _as_bits(yes), _as_bits(no)), yes.dtype)
 
 
 def scatter(variable: Any, indices: Any, values: Any) -> None:
-    """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
+    """Assign `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
     _assign_flat(variable, indices, values, variable.value)
 
 
 def scale_and_scatter(variable: Any, indices: Any, values: Any, factor: Any) -> None:
-    """Multiplies a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
+    """Multiply a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
     _assign_flat(variable, indices, values, variable.value * jnp.asarray(factor, variable.dtype))
 
 
@@ -214,16 +214,16 @@ def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
 
 
 def top_k_mask(scores: Any, k: int) -> Any:
-    """True at the `k` largest of a vector of scores; of equal scores the earlier one counts more.
+    """Return a mask of the `k` largest of a vector of scores; of equal scores, the earlier wins.
 
-    The same rule as `mask.select_top`, for use while a graph is traced.
+    The same rule as `masks.selection.select_top`, for use while a graph is traced.
     """
     _, indices = jax.lax.top_k(scores, k)
     return jnp.zeros(scores.shape, bool).at[indices].set(True)
 
 
 def require(condition: Any, message: str) -> None:
-    """Raises a ValueError with `message` unless the boolean `condition` holds.
+    """Raise a ValueError with `message` unless the boolean `condition` holds.
 
     While Keras computes with state that it has taken out of the model, as in `fit`, an error would
     lose this state: there it is a RuntimeWarning, and the caller must not rely on an error.
@@ -242,7 +242,7 @@ def require(condition: Any, message: str) -> None:
 
 
 def call_if(condition: Any, function: Callable[[], None]) -> None:
-    """Calls `function()`, for what it tells the user, if the boolean `condition` holds."""
+    """Call `function()`, for what it tells the user, if the boolean `condition` holds."""
 
     def check(holds: Any) -> None:
         if holds:
@@ -255,7 +255,7 @@ def call_if(condition: Any, function: Callable[[], None]) -> None:
 
 
 def trace_markers(generation: int) -> list[Any]:
-    """Variables for whose sake functions that were traced for an earlier mask are traced again.
+    """Return variables that make JAX trace functions of an earlier mask again.
 
     They are part of the state that such a function is given, and their shape is another one for
     each mask.
@@ -264,19 +264,19 @@ def trace_markers(generation: int) -> list[Any]:
 
 
 def known_value(variable: Any) -> np.ndarray | None:
-    """The value of a variable at present; None in the midst of a graph that computes it."""
+    """Return the value of a variable at present; None in the midst of a graph that computes it."""
     value = _keras_private.stored_value(variable)  # not that of the function being traced
     is_known = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return np.array(value) if is_known and not value.is_deleted() else None
 
 
 def without_gradients() -> contextlib.AbstractContextManager[None]:
-    """A scope in which nothing is recorded for gradients; JAX differentiates functions only."""
+    """Return a scope without gradients: none is needed, as JAX differentiates functions only."""
     return contextlib.nullcontext()
 
 
 def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-    """A function that is compiled for each structure and shapes of its arguments.
+    """Return a function that is compiled for each structure and shapes of its arguments.
 
     Args:
         function: of tensors, or structures of them, to such structures.
@@ -303,55 +303,55 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """A NumPy copy of a variable or eager tensor."""
+    """Return a NumPy copy of a variable or eager tensor."""
     return np.array(_tensor(value))
 
 
 def sparse_tensor(matrix: Any) -> Any:
-    """What `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
+    """Return what `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
     return jsparse.BCOO.from_scipy_sparse(matrix)
 
 
 def rows(tensor: Any, part: slice) -> Any:
-    """Some rows of a tensor, dense or sparse."""
+    """Return some rows of a tensor, dense or sparse."""
     return tensor[part]
 
 
 def keep_gradients(variables: Sequence[Any]) -> list[Any]:
-    """Nothing: variables have no gradients of their own."""
+    """Return an empty list: variables store no gradients."""
     return []
 
 
 def put_back_gradients(kept: list[Any]) -> None:
-    """Needless."""
+    """Do nothing."""
 
 
 def random_state() -> Any:
-    """Nothing: JAX has no random state of its own."""
+    """Return an empty state: JAX has no global random state."""
     return ()
 
 
 def set_random_state(state: Any) -> None:
-    """Needless."""
+    """Do nothing."""
 
 
 def is_tracer(value: Any) -> bool:
-    """Whether a value is not computed yet because a function of JAX is being traced."""
+    """Return whether a value is not computed yet because a function of JAX is being traced."""
     return isinstance(value, jax.core.Tracer)
 
 
 def eager_steps() -> contextlib.AbstractContextManager[Any]:
-    """A scope for training steps; functions that these compile themselves are compiled."""
+    """Return a scope for training steps; functions that these compile themselves are compiled."""
     return contextlib.nullcontext()
 
 
 def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
-    """A scope in which nothing is compiled, so that no tracer occurs; much slower."""
+    """Return a scope in which nothing is compiled, so that no tracer occurs; much slower."""
     return jax.disable_jit()
 
 
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
-    """Runs a model's `train_step` once, as `fit` does; the state that it returns is let go."""
+    """Run a model's `train_step` once, as `fit` does; the state that it returns is let go."""
     if _keras_private.has_unbuilt_metrics(model):  # a stateless step cannot build them
         _keras_private.build_symbolically(model, data)
     if model.optimizer is not None and not model.optimizer.built:

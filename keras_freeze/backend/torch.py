@@ -22,24 +22,24 @@ DATA_ERRORS: tuple[Any, ...] = (RuntimeError, IndexError)
 
 
 def is_out_of_memory(error: Any) -> bool:
-    """Whether one of `DATA_ERRORS` is about memory, or the program, and not about the data."""
+    """Return whether one of `DATA_ERRORS` is about memory or the program, not the data."""
     return isinstance(error, (torch.OutOfMemoryError, NotImplementedError, RecursionError))
 
 
 def num_processes() -> int:
-    """How many processes train together, each with its own part of the data."""
+    """Return how many processes train together, each with its own part of the data."""
     distributed = torch.distributed
     is_grouped = distributed.is_available() and distributed.is_initialized()
     return int(distributed.get_world_size()) if is_grouped else 1
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """The dense gradients, None where there is none."""
+    """Return the dense gradients, None where there is none."""
     return [None if g is None else to_dense(g) for g in gradients]
 
 
 def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:
-    """Calls `function(tensors)` if `condition` holds."""
+    """Call `function(tensors)` if `condition` holds."""
     if bool(_tensor(condition)):
         function(tensors)
 
@@ -47,7 +47,7 @@ def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[
 def gradients(
     loss: Callable[[], Any], variables: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:
-    """The value of `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
+    """Return `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
     value, grads = _differentiate(loss, variables, scale)
     return value.detach(), [None if g is None else to_dense(g) for g in grads]
 
@@ -71,7 +71,7 @@ def _gradients(scalar: Any, variables: Sequence[Any], twice: bool = False) -> Se
 def hessian_products(
     loss: Callable[[], Any], variables: Sequence[Any], vectors: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:
-    """The value of `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
+    """Return `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
 
     Args:
         loss: a function of nothing.
@@ -103,7 +103,7 @@ def hessian_products(
 
 
 def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
-    """A variable's gradient at flat, sorted `indices`."""
+    """Return a variable's gradient at flat, sorted `indices`."""
     gradient = to_dense(gradient)
     if tuple(gradient.shape) != tuple(variable.shape):
         raise ValueError(
@@ -114,7 +114,7 @@ def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
 
 
 def to_dense(gradient: Any) -> Any:
-    """A gradient as a dense tensor."""
+    """Return a gradient as a dense tensor."""
     gradient = keras.ops.convert_to_tensor(_tensor(gradient)).detach()
     return gradient.to_dense() if gradient.is_sparse else gradient
 
@@ -124,34 +124,34 @@ def _tensor(value: Any) -> Any:
 
 
 def is_mutable_tensor(value: Any) -> bool:
-    """Whether it is a tensor, of no variable, that can be changed in place: a buffer, say."""
+    """Return whether it is a tensor that can be changed in place and is not a variable."""
     return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
 
 
 def refill(tensor: Any, content: Any) -> None:
-    """Gives such a tensor other values."""
+    """Set the values of such a tensor."""
     with torch.no_grad():
         tensor.copy_(content)
 
 
 def read(variable: Any) -> Any:
-    """The variable's value now, which later assignments do not change."""
+    """Return the variable's value now, which later assignments do not change."""
     return _tensor(variable).detach().clone()
 
 
 def gather(variable: Any, indices: Any) -> Any:
-    """The entries of a variable or tensor at flat `indices`."""
+    """Return the entries of a variable or tensor at flat `indices`."""
     flat = _tensor(variable).detach().reshape(-1)
     return flat.index_select(0, keras.ops.convert_to_tensor(_tensor(indices)))
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
-    """`yes` where `condition` holds, else `no`, bit for bit."""
+    """Return `yes` where `condition` holds, else `no`, bit for bit."""
     return torch.where(_tensor(condition), _tensor(yes).detach(), _tensor(no).detach())
 
 
 def scatter(variable: Any, indices: Any, values: Any) -> None:
-    """Assigns `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
+    """Assign `values` to the entries of a variable at flat, sorted `indices`, and nothing else."""
     tensor = variable.value.detach()
     flat = tensor.reshape(-1)
     flat.index_copy_(0, _tensor(indices).long(), _tensor(values).detach())
@@ -160,15 +160,15 @@ def scatter(variable: Any, indices: Any, values: Any) -> None:
 
 
 def scale_and_scatter(variable: Any, indices: Any, values: Any, factor: Any) -> None:
-    """Multiplies a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
+    """Multiply a variable by `factor`, then assigns `values` at flat, sorted `indices`."""
     variable.value.detach().mul_(_tensor(factor).detach().to(variable.value.dtype))
     scatter(variable, indices, values)
 
 
 def top_k_mask(scores: Any, k: int) -> Any:
-    """True at the `k` largest of a vector of scores; of equal scores the earlier one counts more.
+    """Return a mask of the `k` largest of a vector of scores; of equal scores, the earlier wins.
 
-    The same rule as `mask.select_top`.
+    The same rule as `masks.selection.select_top`.
     """
     _, order = torch.sort(scores, descending=True, stable=True)
     mask = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
@@ -177,49 +177,49 @@ def top_k_mask(scores: Any, k: int) -> Any:
 
 
 def require(condition: Any, message: str) -> None:
-    """Raises a ValueError with `message` unless the boolean `condition` holds."""
+    """Raise a ValueError with `message` unless the boolean `condition` holds."""
     if not bool(condition):
         raise ValueError(message)
 
 
 def call_if(condition: Any, function: Callable[[], None]) -> None:
-    """Calls `function()`, for what it tells the user, if the boolean `condition` holds."""
+    """Call `function()`, for what it tells the user, if the boolean `condition` holds."""
     if bool(condition):
         function()
 
 
 def trace_markers(generation: int) -> list[Any]:
-    """Needless: nothing is traced."""
+    """Return an empty list: nothing is traced."""
     return []
 
 
 def known_value(variable: Any) -> np.ndarray | None:
-    """The value of a variable at present."""
+    """Return the value of a variable at present."""
     return to_numpy(variable)
 
 
 def without_gradients() -> contextlib.AbstractContextManager[None]:
-    """A scope in which nothing is recorded for gradients."""
+    """Return a scope in which nothing is recorded for gradients."""
     return torch.no_grad()
 
 
 def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-    """The function itself: PyTorch runs it as it is."""
+    """Return the function itself: PyTorch runs it as it is."""
     return function
 
 
 def sparse_tensor(matrix: Any) -> Any:
-    """What `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
+    """Return what `fit` makes of a sparse matrix of scipy, of its COO format with rows in order."""
     return keras.ops.convert_to_tensor(matrix.toarray())
 
 
 def rows(tensor: Any, part: slice) -> Any:
-    """Some rows of a tensor."""
+    """Return some rows of a tensor."""
     return tensor[part]
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """A NumPy copy of a variable or eager tensor."""
+    """Return a NumPy copy of a variable or eager tensor."""
     tensor = _tensor(value)
     if not isinstance(tensor, torch.Tensor):
         return np.array(tensor)
@@ -230,14 +230,14 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def keep_gradients(variables: Sequence[Any]) -> list[Any]:
-    """The `.grad` of variables, and a copy of each."""
+    """Return the `.grad` of variables, and a copy of each."""
     tensors = [v.value for v in variables]
     gradients = [(tensor, tensor.grad) for tensor in tensors if isinstance(tensor, torch.Tensor)]
     return [(t, g, None if g is None else g.detach().clone()) for t, g in gradients]
 
 
 def put_back_gradients(kept: list[Any]) -> None:
-    """Puts back what `keep_gradients` has found."""
+    """Restore what `keep_gradients` returned."""
     for tensor, gradient, content in kept:
         if gradient is not None:
             gradient.detach().copy_(content)
@@ -245,13 +245,13 @@ def put_back_gradients(kept: list[Any]) -> None:
 
 
 def random_state() -> Any:
-    """The state of PyTorch's random numbers."""
+    """Return the state of PyTorch's random numbers."""
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return torch.get_rng_state(), on_gpus
 
 
 def set_random_state(state: Any) -> None:
-    """Puts back what `random_state` has found."""
+    """Restore what `random_state` returned."""
     on_cpu, on_gpus = state
     torch.set_rng_state(on_cpu)
     if on_gpus is not None:
@@ -259,21 +259,21 @@ def set_random_state(state: Any) -> None:
 
 
 def eager_steps() -> contextlib.AbstractContextManager[Any]:
-    """A scope in which compiled functions run step by step."""
+    """Return a scope in which compiled functions run step by step."""
     return torch.compiler.set_stance("force_eager")
 
 
 def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
-    """The same: `eager_steps` compiles nothing."""
+    """Return the same: `eager_steps` compiles nothing."""
     return eager_steps()
 
 
 def is_tracer(value: Any) -> bool:
-    """Whether a value is not computed yet: never, where recorded steps run eagerly."""
+    """Return whether a value is not computed yet: never, where recorded steps run eagerly."""
     return False
 
 
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
-    """Runs a model's `train_step` once, as `fit` does."""
+    """Run a model's `train_step` once, as `fit` does."""
     with torch.enable_grad():
         model.train_step(data)

@@ -12,60 +12,60 @@ RESTRICTS_GRADIENTS = False
 
 
 def cause_of(error: Any) -> str:
-    """What was wrong with the data, from one of `DATA_ERRORS`."""
+    """Return what was wrong with the data, from one of `DATA_ERRORS`."""
     return str(error).strip()
 
 
 def eager_scope() -> contextlib.AbstractContextManager[None]:
-    """A scope that leaves the graph being traced. Keras builds optimizers before it traces."""
+    """Return a scope that does nothing: Keras builds optimizers before it traces."""
     return contextlib.nullcontext()
 
 
 def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
-    """There are no strategies to check: `keras.distribution` divides the work of one program."""
+    """Do nothing: `tf.distribute` and its strategies are TensorFlow's."""
 
 
 def outside_strategy() -> contextlib.AbstractContextManager[None]:
-    """A scope in which no strategy of `tf.distribute` is in force."""
+    """Return a scope in which no strategy of `tf.distribute` is in force."""
     return contextlib.nullcontext()
 
 
 def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
-    """A scope in which variables are created for the devices of a model's, or optimizer's, own."""
+    """Return a scope that creates variables under the strategy of a model or an optimizer."""
     return contextlib.nullcontext()
 
 
 def replicas_of(model: keras.Model) -> int:
-    """How many replicas a model is trained on."""
+    """Return how many replicas a model is trained on."""
     return 1
 
 
 def num_replicas() -> int:
-    """How many replicas there are whose gradients an optimizer sums."""
+    """Return how many replicas there are whose gradients an optimizer sums."""
     return 1
 
 
 def zero_after(variables: Sequence[Any]) -> None:
-    """Needless: None."""
+    """Return None: there is no need for an order."""
 
 
 def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """A scope whose operations run after `operations`, which have run or see to it themselves."""
+    """Return a scope that does nothing: `operations` have run already."""
     return contextlib.nullcontext()
 
 
 def is_traced() -> bool:
-    """Whether a graph is being built that may be executed when its variables are gone."""
+    """Return whether a graph is being built that may be executed when its variables are gone."""
     return False
 
 
 def is_plain_variable(value: Any) -> bool:
-    """Whether it is a variable of the backend that Keras does not know of."""
+    """Return whether it is a variable of the backend that Keras does not know of."""
     return False
 
 
 def create_variables(model: keras.Model, data: Any) -> None:
-    """Builds what a model's training step uses, for a batch of data, as `fit` does."""
+    """Build what a model's training step uses, for a batch of data, as `fit` does."""
     _keras_private.build_symbolically(model, data)
 
 

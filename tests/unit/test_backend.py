@@ -26,7 +26,9 @@ def tree_of(path):
 
 def functions(name):
     """The public functions of a backend: their arguments, as written."""
-    parts = [name] if name == "tensorflow" else [name, "without_graphs"]
+    parts = [name, "without_graphs"]
+    if name == "tensorflow":
+        parts = [path.stem for path in (FOLDER / "backend").glob("*tensorflow*.py")]
     return {
         node.name: ast.unparse(node.args)
         for part in parts

@@ -1,0 +1,56 @@
+"""Values of variables and tensors, for TensorFlow."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def is_dense(value: Any) -> bool:
+    """Return whether a value is a dense tensor, not a symbolic, sparse or ragged one."""
+    return isinstance(value, tf.Tensor)
+
+
+def take(tensor: Any, indices: Any, axis: int) -> Any:
+    """Return the slices of a tensor at `indices` along an axis."""
+    return tf.gather(tensor, tensor_variable(indices), axis=axis)
+
+
+def tensor_variable(variable: Any) -> Any:
+    """Return the `tf.Variable` behind a Keras variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def to_dense(gradient: Any) -> Any:
+    """Return a gradient as a dense tensor; an Embedding's arrives as `tf.IndexedSlices`."""
+    return tf.convert_to_tensor(gradient)
+
+
+def read(variable: Any) -> Any:
+    """Return the variable's value now, which later assignments do not change."""
+    return tf.identity(tensor_variable(variable))
+
+
+def gather(variable: Any, indices: Any) -> Any:
+    """Return the entries of a variable or tensor at flat `indices`."""
+    # Not tf.gather_nd on the variable itself: it would make TensorFlow copy the whole variable on
+    # every later read.
+    return tf.gather(tf.reshape(tensor_variable(variable), [-1]), indices)
+
+
+def _as_bits(value: Any) -> Any:
+    # Arithmetic on 16-bit floats goes through float32, which rewrites the bits of a NaN.
+    return tf.bitcast(value, tf.int16) if value.dtype.size == 2 else value
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """Return `yes` where `condition` holds, else `no`, bit for bit."""
+    yes, no = tf.convert_to_tensor(yes), tf.convert_to_tensor(no)
+    chosen = tf.where(tensor_variable(condition), _as_bits(yes), _as_bits(no))
+    return tf.bitcast(chosen, yes.dtype)
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """Return a NumPy copy of a variable or eager tensor."""
+    return np.array(tf.convert_to_tensor(tensor_variable(value)).numpy())
