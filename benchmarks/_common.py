@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_freeze as kf
 
-# Okabe and Ito's colours, as in keras_freeze.plots.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+# Okabe and Ito's colors, as in keras_freeze.plots.
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
 
 
 def mlp(width):

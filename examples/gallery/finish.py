@@ -11,7 +11,7 @@ import keras_freeze as kf
 
 
 def frozen_values(model: keras.Model, mask: kf.FreezeMask) -> list[np.ndarray]:
-    """The frozen weights of each variable in the mask, to compare them before and after."""
+    """Return the frozen weights of each variable in the mask, to compare them before and after."""
     variables = model.trainable_variables
     return [ops.convert_to_numpy(variables[e.position])[~e.trained] for e in mask.entries]
 
@@ -23,7 +23,7 @@ def outputs_of(model: keras.Model, inputs: np.ndarray) -> np.ndarray:
 def save_load_export(
     model: keras.Model, frozen: list[np.ndarray], inputs: np.ndarray, folder: Path
 ) -> None:
-    """Saves a trained model in three ways and checks that each gives the same model back.
+    """Save a trained model as three formats, and check that each loads as the same model.
 
     Args:
         model: a frozen and trained model.
@@ -54,7 +54,7 @@ def save_load_export(
 
 
 def _export(model: keras.Model, inputs: np.ndarray, outputs: np.ndarray, folder: Path) -> None:
-    logging.set_verbosity(logging.ERROR)  # TensorFlow tells every step of an export
+    logging.set_verbosity(logging.ERROR)  # TensorFlow logs every step of an export
     try:
         import tensorflow as tf
 

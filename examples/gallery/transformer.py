@@ -1,8 +1,8 @@
-"""A transformer block that sorts digits, in layers of one's own.
+"""A transformer block that sorts digits, in custom layers.
 
 python examples/gallery/transformer.py
 
-Eight digits go in, the same digits come out in order: at each place the network names the digit
+Eight digits go in, the same digits come out in order: at each position the network names the digit
 that belongs there. The two layers are registered with Keras, so that models with them can be loaded
 wherever this module is imported.
 """
@@ -30,7 +30,7 @@ _WIDTH = 64
 
 @keras.saving.register_keras_serializable(package="gallery")
 class TokenAndPositionEmbedding(layers.Layer):
-    """The sum of a vector for each token and one for its place."""
+    """The sum of a vector for each token and one for its position."""
 
     def __init__(self, length: int, num_tokens: int, width: int, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -52,7 +52,7 @@ class TokenAndPositionEmbedding(layers.Layer):
 
 @keras.saving.register_keras_serializable(package="gallery")
 class TransformerBlock(layers.Layer):
-    """Attention, then two dense layers; each normalised and added to what came in."""
+    """Attention, then two dense layers; each normalized and added to its input."""
 
     def __init__(self, num_heads: int, width: int, **kwargs) -> None:
         super().__init__(**kwargs)
