@@ -39,7 +39,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from _bare_loop import BareLoop
-from _common import BLUE, GREEN, GRAY, ORANGE, compile_model, log, masked, mlp, table
+from _common import BLUE, GRAY, GREEN, ORANGE, compile_model, log, masked, mlp, table
 from absl import app, flags, logging
 from matplotlib.figure import Figure
 
