@@ -33,7 +33,7 @@ HOOKS = {
 # Of Python's own modules, and of named tuples.
 PYTHON = {"_asdict", "_current_frames", "_fields", "_getframe", "_replace"}
 # Where a name of Keras is a string that files or models contain.
-STRINGS = {"storage/allowed.py", "storage/allowed_names.py"}
+STRINGS = {"storage/checks/kinds.py", "storage/checks/names.py"}
 
 
 class Net(keras.Model):
