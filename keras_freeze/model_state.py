@@ -245,18 +245,3 @@ def retrace(model: keras.Model) -> None:
     """Replace a train function that was traced for another mask, also while `fit` runs."""
     if getattr(model, "train_function", None) is not None:
         model.make_train_function(force=True)
-
-
-def optimizer_of(model: keras.Model) -> Any:
-    """Return the optimizer that gets a model's gradients; None if there is none."""
-    return ModelOptimizers(model).outer
-
-
-def freeze_optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
-    """Return the one FreezeOptimizer in that optimizer; None if there is none."""
-    return ModelOptimizers(model).single
-
-
-def freeze_optimizers_of(model: keras.Model) -> list[FreezeOptimizer]:
-    """Return all FreezeOptimizers of a model."""
-    return ModelOptimizers(model).all

@@ -15,11 +15,9 @@ from keras_freeze._utils.validation import check_instance, value_error
 from keras_freeze._version import __version__
 from keras_freeze.initializers import seeded
 from keras_freeze.model_state import (
-    freeze_optimizer_of,
+    ModelOptimizers,
     freeze_optimizers_in,
-    freeze_optimizers_of,
     is_built,
-    optimizer_of,
 )
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.checks.configuration import check_configuration, dictionaries_in
@@ -179,7 +177,7 @@ def build_model(
             )
             if compile and isinstance(model, keras.Model):
                 _restore_compiled_optimizer(model, described, custom_objects)
-        for optimizer in freeze_optimizers_of(model) if isinstance(model, keras.Model) else ():
+        for optimizer in ModelOptimizers(model).all if isinstance(model, keras.Model) else ():
             optimizer.check_counts()
     except Exception as error:
         raise FreezeFileError(
@@ -201,7 +199,7 @@ def _restore_compiled_optimizer(
     Keras does not compile a model that overrides `compile`.
     """
     optimizer = (described.get("compile_config") or {}).get("optimizer")
-    if optimizer is None or not model.compiled or freeze_optimizers_of(model):
+    if optimizer is None or not model.compiled or ModelOptimizers(model).all:
         return
     optimizer = keras.saving.deserialize_keras_object(
         optimizer, custom_objects=dict(custom_objects or {}), safe_mode=True
@@ -217,10 +215,11 @@ def optimizer_variables(model: keras.Model) -> list[Any]:
     These are learning rate, iterations, moments, averages and loss scale; an empty list if the
     optimizer is not built.
     """
-    optimizer = optimizer_of(model)
+    optimizers = ModelOptimizers(model)
+    optimizer = optimizers.outer
     if optimizer is None or not optimizer.built:
         return []
-    freeze_optimizer = freeze_optimizer_of(model)
+    freeze_optimizer = optimizers.single
     given = [] if freeze_optimizer is None else freeze_optimizer.mask_variables
     ids = {id(variable) for variable in given}
     return list({id(v): v for v in optimizer.variables if id(v) not in ids}.values())

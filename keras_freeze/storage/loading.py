@@ -12,7 +12,7 @@ from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
 from keras_freeze.masks.settings import Settings
-from keras_freeze.model_state import freeze_optimizer_of, optimizer_of
+from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.restriction import restrict_gradients
@@ -185,7 +185,8 @@ def _keep_initializers(
 
 def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> None:
     _register_mask(model, header, values)
-    optimizer, freeze_optimizer = optimizer_of(model), freeze_optimizer_of(model)
+    optimizers = ModelOptimizers(model)
+    optimizer, freeze_optimizer = optimizers.outer, optimizers.single
     state = header.optimizer
     if optimizer is None or (values.mask is None and state is None):
         check_rest(values)

@@ -15,10 +15,8 @@ from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import (
-    freeze_optimizer_of,
-    freeze_optimizers_of,
+    ModelOptimizers,
     get_mask,
-    optimizer_of,
 )
 from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.parameters import path_of
@@ -148,7 +146,7 @@ def save(
 
 def _state_of(model: keras.Model) -> State:
     """Return the state of a model's FreezeOptimizer, with the decay factor of its variables."""
-    optimizer = freeze_optimizer_of(model)
+    optimizer = ModelOptimizers(model).single
     state = State(None, compact=False) if optimizer is None else optimizer.state
     if state.decay_scale is None:
         scale = frozen_variables.decay_scale_of(variables_of(model))
@@ -208,8 +206,9 @@ def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bo
         ) from error
     finally:
         random.setstate(random_state)
-    has_optimizer = bool(optimizer_of(model) or freeze_optimizers_of(model))
-    if include_optimizer and has_optimizer and optimizer_of(built) is None:
+    optimizers = ModelOptimizers(model)
+    has_optimizer = bool(optimizers.outer or optimizers.all)
+    if include_optimizer and has_optimizer and ModelOptimizers(built).outer is None:
         raise ValueError(
             "Argument `include_optimizer` must be False for this model: it overrides `compile`, "
             "which `load` cannot call, so that the loaded model would have no optimizer. Override "
