@@ -219,7 +219,7 @@ def test_a_name_that_is_too_long_is_an_error(tmp_path):
 KILLED = """
 import os, sys
 sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "keras_freeze"]  # imports no Keras
-from keras_freeze.files import replacing
+from keras_freeze._utils.files import replacing
 with replacing(sys.stdin.readline().strip()) as path:
     path.write_text("half")
     {end}

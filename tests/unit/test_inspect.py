@@ -136,6 +136,7 @@ def test_only_the_command_line_itself_is_light(argv, orig_argv, expected, monkey
     assert kf._is_command_line() == expected
 
 
+@pytest.mark.slow
 def test_a_module_that_is_run_registers_the_optimizer(tmp_path):
     (tmp_path / "program.py").write_text(
         "import keras_freeze, keras\n"

@@ -376,6 +376,7 @@ def apply_what_is_written(path, data, base):
         assert same_bits(value_of(variable), old), variable.path
 
 
+@pytest.mark.slow
 @pytest.mark.cases(2)
 def test_every_changed_header_is_refused_or_harmless(file, path):
     header = file.content.header
