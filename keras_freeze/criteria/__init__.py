@@ -13,7 +13,7 @@ from keras_freeze.criteria.criteria import (
     snip,
     warn_of_zero_scores,
 )
-from keras_freeze.criteria.grasp import GRASP, GraSP, as_grasp, first_of_each_class, grasp
+from keras_freeze.criteria.grasp_criterion import GRASP, GraSP, as_grasp, first_of_each_class, grasp
 
 __all__ = [
     "CRITERIA",

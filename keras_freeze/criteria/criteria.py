@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_freeze import backend
 from keras_freeze._utils.validation import type_error, value_error
-from keras_freeze.criteria.grasp import GRASP, GraSP, as_grasp
+from keras_freeze.criteria.grasp_criterion import GRASP, GraSP, as_grasp
 
 RANDOM = "random"
 

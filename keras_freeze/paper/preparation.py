@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from keras_freeze.criteria.grasp import as_grasp
+from keras_freeze.criteria.grasp_criterion import as_grasp
 from keras_freeze.freezing import freeze
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.paper import datasets

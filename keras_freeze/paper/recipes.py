@@ -8,7 +8,7 @@ import keras
 
 from keras_freeze._utils.validation import check_int, check_number, check_one_of
 from keras_freeze.criteria.criteria import Criterion
-from keras_freeze.criteria.grasp import GraSP
+from keras_freeze.criteria.grasp_criterion import GraSP
 from keras_freeze.initializers import INITIALIZERS
 from keras_freeze.paper import datasets
 from keras_freeze.paper.datasets.splitting import check_fraction

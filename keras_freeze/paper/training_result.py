@@ -15,7 +15,7 @@ from keras_freeze import backend
 from keras_freeze._utils.files import replacing
 from keras_freeze._utils.text import duration, jsonable
 from keras_freeze._version import __version__
-from keras_freeze.criteria.grasp import GraSP
+from keras_freeze.criteria.grasp_criterion import GraSP
 from keras_freeze.pruning import PruningCheck
 from keras_freeze.reporting import Report
 

@@ -33,7 +33,7 @@ tensorflow_only = pytest.mark.skipif(
 )
 
 BODY, HEAD = "net/body/kernel", "net/head/kernel"
-CHANGED = "Frozen weights are not what they were"
+CHANGED = "Frozen weights have changed since training began"
 
 
 def read(log_dir):

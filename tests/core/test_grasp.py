@@ -9,7 +9,7 @@ from keras import layers
 
 import keras_freeze as kf
 from keras_freeze import criteria
-from keras_freeze.criteria.grasp import GraSP
+from keras_freeze.criteria.grasp_criterion import GraSP
 
 pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 tensorflow_only = pytest.mark.skipif(

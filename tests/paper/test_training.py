@@ -11,7 +11,7 @@ import pytest
 
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
-from keras_freeze.criteria.grasp import GraSP
+from keras_freeze.criteria.grasp_criterion import GraSP
 from keras_freeze.paper import datasets, preparation, training, training_callbacks
 from keras_freeze.paper.datasets.training_batches import batches_in_memory
 from keras_freeze.paper.training import METHODS, recipe_for, train

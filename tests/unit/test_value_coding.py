@@ -64,7 +64,7 @@ def test_small_arrays_share_what_they_have_in_common():
 def test_another_number_of_mantissas_is_an_error(missing):
     heads, tails = encode_values([np.arange(10, dtype=np.uint32)])
     tails = tails[:missing] if missing < 0 else tails + b"\0"
-    with pytest.raises(FreezeFileError, match="announces 30"):
+    with pytest.raises(FreezeFileError, match="instead of the 30 of the header"):
         list(decode_values(heads, tails, [(10, 4)]))
 
 
