@@ -87,7 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in _LAZY_MODULES:
+    if name in _LAZY_MODULES or name in _aliases.ALIASES:
         return importlib.import_module(f"keras_freeze.{name}")
     raise AttributeError(f"module 'keras_freeze' has no attribute {name!r}")
 

@@ -11,6 +11,7 @@ from types import ModuleType
 ALIASES = {
     "datasets": "paper.datasets",
     "experiments": "paper.experiments",
+    "mask": "masks.mask",
     "models": "paper.models",
     "plots": "paper.plots",
     "runs": "paper.runs",

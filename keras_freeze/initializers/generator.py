@@ -20,8 +20,6 @@ import numpy as np
 
 GENERATOR = "philox4x64-sign-fraction52-v1"
 """Name and version of the generator; whoever stores a seed stores this with it."""
-
-
 # Q^-1(1/2 - q) / q as a polynomial in q^2, for tail probabilities from 1/8 to 1/2.
 # tools/fit_inverse_normal.py made these constants; lowest power first.
 _CENTER = (
@@ -40,18 +38,10 @@ _CENTER = (
     -300648809.29873127,
     417952195.4029503,
 )
-
-
 _TAIL_BEGINS = 0.125
-
-
 # ln(m) = -ln(2) / 2 + s * (polynomial in s^2), s = (m - h) / (m + h), h = sqrt(1/2), 1/2 <= m < 1.
 _LN_2 = 0.6931471805599453
-
-
 _SQRT_HALF = 0.7071067811865476
-
-
 _LOG_SERIES = (
     1.9999999999999993,
     0.6666666666680505,
@@ -62,15 +52,9 @@ _LOG_SERIES = (
     0.15655154720003522,
     0.09496189194396737,
 )
-
-
 # Q^-1(p) as a polynomial in x = A - B / (sqrt(-ln p) + 4), down to p = 2^-54, where x is 1.
 _TAIL_A = 3.3276543708102597
-
-
 _TAIL_B = 23.55121144186526
-
-
 _TAIL = (
     3.7842343864015167,
     3.2560460317490905,

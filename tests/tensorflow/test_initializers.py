@@ -201,7 +201,7 @@ def test_upper_quantile_rounds_after_every_operation():
     def upper_quantile(p):
         if p >= 0.125:
             q = 0.5 - p
-            return q * polynomial(generator._CENTRE, q * q)
+            return q * polynomial(generator._CENTER, q * q)
         mantissa, exponent = math.frexp(p)
         s = (mantissa - generator._SQRT_HALF) / (mantissa + generator._SQRT_HALF)
         series = s * polynomial(generator._LOG_SERIES, s * s)

@@ -27,6 +27,7 @@ from keras import layers as kl
 from keras import optimizers as ko
 
 import keras_freeze as kf
+from keras_freeze.masks.mask import MaskEntry
 
 pytestmark = pytest.mark.cases(1)
 
@@ -231,7 +232,7 @@ def test_unusual_bits_of_frozen_weights_survive(dtype, use_ema, mode):
     assert same_bits(value_of(kernel), start)
     optimizer = kf.FreezeOptimizer(sgd(use_ema=use_ema), l2=0.1)
     trained = np.array([[False, True]] * 8)
-    optimizer.set_mask(kf.FreezeMask([kf.mask.MaskEntry(0, "kernel", trained)], [kernel]), [kernel])
+    optimizer.set_mask(kf.FreezeMask([MaskEntry(0, "kernel", trained)], [kernel]), [kernel])
     step = step_of(optimizer, [kernel], mode)
     for _ in range(2):
         step([tf.ones((8, 2), dtype)])
