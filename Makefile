@@ -11,9 +11,10 @@ help:  ## what each target is for
 demo: $(VENV)/.installed-examples  ## three networks side by side, one of them frozen
 	$(BIN)/python examples/demo.py
 
-# Every process loads a backend: no more than 4. Each suite runs whatever the others find, and the status
-# tells of all. What is in which target: tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadgroup --durations=25
+# Every process loads a backend: no more than 4. Whole files, which share fixtures, go to one
+# process. Each suite runs whatever the others find, and the status tells of all. What is in which
+# target: tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile --durations=25
 FAST := -m "not slow and not exhaustive"
 SLOW := -m "slow and not exhaustive"
 ALL := --hypothesis-profile=many

@@ -81,9 +81,5 @@ def values_of_case(item):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items):
-    """Marks what the targets select by, and keeps together what shares a module's fixtures."""
+    """Marks what the targets select by."""
     mark_targets(items)
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs.values()
-        if any(definitions[-1].scope == "module" for definitions in fixtures):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
