@@ -485,6 +485,7 @@ class Life:
         self.mask = self.mask or kf.get_mask(outer)
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @settings(
     max_examples=10,
     deadline=None,

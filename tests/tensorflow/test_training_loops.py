@@ -27,7 +27,7 @@ from keras import layers as kl
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(1)
+pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 BATCH, EPOCHS = 12, 2
 each_way = pytest.mark.parametrize("way", ["freeze", "first_batch"])

@@ -157,6 +157,7 @@ def run(program):
     return result.stdout.split()
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_that_is_optional():
     optional = ("tensorflow_datasets", "keras_tuner", "matplotlib", "tensorboard")
     program = (
