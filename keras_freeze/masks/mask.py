@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_freeze._utils.validation import check_int, type_error
 from keras_freeze.masks.selection import (
     _as_float32,
     check_freeze_rate,
@@ -78,6 +79,7 @@ class FreezeMask:
             none otherwise.
 
     Raises:
+        TypeError: If `entries` is not a sequence of `MaskEntry`.
         ValueError: If two entries share a position, or `variables` has another length.
 
     Example:
@@ -94,7 +96,7 @@ class FreezeMask:
         variables: Sequence[Any] | None = None,
         num_rescued: int = 0,
     ) -> None:
-        given = list(entries)
+        given = _checked_entries(entries)
         self._entries = tuple(sorted(given, key=lambda entry: entry.position))
         positions = [entry.position for entry in self._entries]
         if len(set(positions)) != len(positions):
@@ -107,7 +109,7 @@ class FreezeMask:
                 "Argument `variables` must have one variable for each entry. "
                 f"Received: {len(variables)} variables for {len(given)} entries"
             )
-        self._num_rescued = operator.index(num_rescued)
+        self._num_rescued = check_int("num_rescued", num_rescued)
         # A new object may get the id of a dead variable, so `find` checks the reference.
         self._by_identity = {
             id(variable): (weakref.ref(variable), entry)
@@ -336,3 +338,11 @@ class FreezeMask:
         """
         entries, num_rescued = read_mask(path)
         return cls([MaskEntry(*entry) for entry in entries], num_rescued=num_rescued)
+
+
+def _checked_entries(entries: Any) -> list[MaskEntry]:
+    is_iterable = isinstance(entries, Iterable) and not isinstance(entries, str)
+    given = list(entries) if is_iterable else [entries]
+    if not is_iterable or not all(isinstance(entry, MaskEntry) for entry in given):
+        raise type_error("entries", entries, "a sequence of MaskEntry")
+    return given

@@ -20,7 +20,7 @@ from helpers import crossentropy, same_bits, sgd
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+pytestmark = pytest.mark.slow
 
 BACKEND = keras.backend.backend()
 ROOT = Path(__file__).parents[2]

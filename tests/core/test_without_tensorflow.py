@@ -228,7 +228,7 @@ def outcomes():
     return json.loads(run_python(code).splitlines()[-1])
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_core_works_where_tensorflow_cannot_be_imported(name, outcomes):
     assert outcomes[name] == "", outcomes[name]
