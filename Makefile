@@ -19,7 +19,7 @@ FAST := -m "not slow and not exhaustive"
 SLOW := -m "slow and not exhaustive"
 ALL := --hypothesis-profile=many
 
-test: $(VENV)/.installed-test  ## what matters on all three backends: six minutes on two cores
+test: $(VENV)/.installed-test  ## what matters on all three backends: eight minutes on two cores
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(FAST) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(FAST) tests/core tests/tensorflow || status=1; \
@@ -33,7 +33,7 @@ test-slow: $(VENV)/.installed-test  ## the paper's side, whole programs, other p
 	|| status=1; \
 	exit $$status
 
-test-all: $(VENV)/.installed-test  ## every case of every test: two hours
+test-all: $(VENV)/.installed-test  ## every case of every test: hours
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(ALL) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(ALL) tests || status=1; \

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_freeze._utils.validation import check_int, type_error
+from keras_freeze._utils.validation import type_error
 from keras_freeze.masks.selection import (
     _as_float32,
     check_freeze_rate,
@@ -109,7 +109,7 @@ class FreezeMask:
                 "Argument `variables` must have one variable for each entry. "
                 f"Received: {len(variables)} variables for {len(given)} entries"
             )
-        self._num_rescued = check_int("num_rescued", num_rescued)
+        self._num_rescued = operator.index(num_rescued)
         # A new object may get the id of a dead variable, so `find` checks the reference.
         self._by_identity = {
             id(variable): (weakref.ref(variable), entry)

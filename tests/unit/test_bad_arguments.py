@@ -107,7 +107,6 @@ ARGUMENTS = [
     (gradient_flow, "reduce", ["sum", None, 3, ["norms"], np.array(["norms", "gradients"])]),
     (gradient_flow, "loss", NOT_LOSSES),
     (freeze_mask, "entries", ["entries", 3, None, [3], kf.FreezeMask, {0: np.ones(3, bool)}]),
-    (freeze_mask, "num_rescued", [-1, 0.5, "1", None]),
     (kf.report, "model", NOT_MODELS),
     (kf.prune, "model", NOT_MODELS),
     (check_pruning, "model", NOT_MODELS),
