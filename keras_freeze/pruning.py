@@ -12,7 +12,7 @@ from keras_freeze import backend
 from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze.gradients.data import Passes
 from keras_freeze.gradients.loss import data_errors
-from keras_freeze.gradients.preserve import state_kept
+from keras_freeze.gradients.preserve import attributes_kept, state_kept
 from keras_freeze.masks.frozen_variables import zero_frozen_entries
 from keras_freeze.model_state import (
     ModelOptimizers,
@@ -47,8 +47,9 @@ def check_pruning(
     """Compare a frozen network with its pruned version, to tell whether `prune` is safe.
 
     FreezeNet-WD shrinks the frozen weights in every step, so that after enough of them they can be
-    set to zero (section 4.2). The model is left as it was, bit for bit, its optimizer
-    and metrics included: `keras_freeze.prune` prunes it.
+    set to zero (section 4.2). The model is left as it was, bit for bit, its optimizer, metrics
+    and random numbers included: training goes on as without the check, and `keras_freeze.prune`
+    prunes the model.
 
     Args:
         model: a compiled model that is frozen, with any `frozen_weights`.
@@ -78,13 +79,16 @@ def check_pruning(
         )
     Passes(x, y, None, None, batch_size)  # refuses data that are empty or do not fit together
     check_not_quantized(model)
-    with _left_as_it_was(model):
-        weights = [backend.to_numpy(v) for v in model.variables]
-        prune(model)
-        pruned = [_largest_pruned(*pair) for pair in zip(weights, model.variables, strict=True)]
-        after = _evaluate(model, x, y, batch_size)
-    with _left_as_it_was(model):
-        before = _evaluate(model, x, y, batch_size)
+    # What the evaluations build, such as metrics, goes too: `fit` draws one random number less on
+    # PyTorch where it finds them built.
+    with attributes_kept(model):
+        with _left_as_it_was(model):
+            weights = [backend.to_numpy(v) for v in model.variables]
+            prune(model)
+            pruned = [_largest_pruned(*pair) for pair in zip(weights, model.variables, strict=True)]
+            after = _evaluate(model, x, y, batch_size)
+        with _left_as_it_was(model):
+            before = _evaluate(model, x, y, batch_size)
     return PruningCheck(float(np.max(pruned)), before, after)
 
 
@@ -101,7 +105,7 @@ def _evaluate(model: keras.Model, x: Any, y: Any, batch_size: int | None) -> dic
 
 @contextlib.contextmanager
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
-    """Restore weights, optimizer, metrics and random states."""
+    """Restore weights, optimizer, metrics that exist already, and random states."""
     freeze_optimizer = ModelOptimizers(model).single
     variables = [*model.variables]
     if freeze_optimizer is not None:
@@ -113,7 +117,6 @@ def _left_as_it_was(model: keras.Model) -> Iterator[None]:
         finally:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
-            model.reset_metrics()  # those that were made meanwhile; the others are put back
 
 
 def prune(model: keras.Model) -> None:

@@ -289,6 +289,16 @@ def layers_kept_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def attributes_kept(model: keras.Model) -> Iterator[None]:
+    """Restore the attributes of a model and of all that it holds, but no values of variables."""
+    attributes = KeptAttributes(held_by(model))
+    try:
+        yield
+    finally:
+        attributes.put_back()
+
+
+@contextlib.contextmanager
 def others_kept(model: keras.Model) -> Iterator[None]:
     """Restore the attributes of what is not a layer, such as optimizers and metrics."""
     others = KeptAttributes(one for one in held_by(model) if not isinstance(one, keras.Layer))
