@@ -199,7 +199,7 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
     paths = [path_of(variable) for variable in variables]
     matched: set[int] = set()
     for entry in normalize_exclude(exclude):
-        matches = {position for position, path in enumerate(paths) if _contains(path, entry)}
+        matches = {i for i, path in enumerate(paths) if f"/{entry}/" in f"/{path}/"}
         if not matches:
             raise ValueError(
                 "Every entry of `exclude` must name a layer or a path of a trainable variable. "
@@ -266,7 +266,3 @@ def _names_of_layer(layer: Any) -> list[str]:
         inner_layers = [inner for inner in layer.layers if inner.trainable_variables]
         names = [name for inner in inner_layers for name in _names_of_layer(inner)]
     return names or [layer.name]
-
-
-def _contains(path: str, entry: str) -> bool:
-    return f"/{entry}/" in f"/{path}/"

@@ -20,11 +20,7 @@ from keras_freeze.initializers.of_layers import (
     starts_of,
 )
 from keras_freeze.initializers.portable import VarianceScaling, portable_version
-from keras_freeze.model_state import (
-    ModelOptimizers,
-    check_model,
-    retrace,
-)
+from keras_freeze.model_state import ModelOptimizers, check_model, retrace
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
 from keras_freeze.restricted import layers as sparse_gradients
 from keras_freeze.restricted.restriction import restrict_where_trained
@@ -116,7 +112,6 @@ def _chosen(initializer: Any, seed: int, stream: int) -> Any:
 
 def _own_initializers(weights: Sequence[Any], holders: dict[int, Any], seed: int) -> list[Any]:
     """Return an initializer with its layer's distribution for each weight."""
-    layers = [holders[id(v)][0] if id(v) in holders else None for v in weights]
     own = [initializer_in(*holders[id(v)]) if id(v) in holders else None for v in weights]
     unknown = [path_of(v) for v, one in zip(weights, own, strict=True) if one is None]
     if unknown:
@@ -127,8 +122,8 @@ def _own_initializers(weights: Sequence[Any], holders: dict[int, Any], seed: int
             "reinitialize(model, 'glorot_uniform'). Received: initializer=None"
         )
     seeded = [
-        _with_seed(layer, one, seed, stream)
-        for stream, (layer, one) in enumerate(zip(layers, own, strict=True))
+        _with_seed(holders[id(v)][0], one, seed, stream)
+        for stream, (v, one) in enumerate(zip(weights, own, strict=True))
     ]
     not_portable = [
         path_of(v) for v, one in zip(weights, seeded, strict=True) if not is_describable(one)
@@ -162,9 +157,7 @@ def _with_seed(layer: Any, initializer: Any, seed: int, stream: int) -> Any:
 def _other_values(model: keras.Model, seed: int | None) -> list[tuple[Any, Any]]:
     """Return the initial values of biases and normalization, moving statistics included.
 
-    Args:
-        model: the model.
-        seed: of the random ones. None: their initializers draw them.
+    Without a seed, initializers draw the random ones as they are.
     """
     values: list[tuple[Any, Any]] = []
     unknown = []

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.bits import numpy_dtype
+from keras_freeze._utils.text import jsonable
 from keras_freeze._utils.validation import check_int
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate, num_trained_weights
@@ -140,28 +142,12 @@ class Report:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as numbers, strings, lists and dicts."""
-        return {
-            "rows": [{**asdict(row), "shape": list(row.shape)} for row in self.rows],
-            "has_mask": self.has_mask,
-            "num_weights": self.num_weights,
-            "num_trained_weights": self.num_trained_weights,
-            "num_rescued": self.num_rescued,
-            "num_other": self.num_other,
-            "num_other_trained": self.num_other_trained,
-            "num_parameters": self.num_parameters,
-            "num_trained_parameters": self.num_trained_parameters,
-            "num_non_trainable": self.num_non_trainable,
-            "freeze_rate": self.freeze_rate,
-            "real_freeze_rate": self.real_freeze_rate,
-            "network_bytes": self.network_bytes,
-            "network_kib": self.network_kib,
-            "dense_bytes": self.dense_bytes,
-            "dense_kib": self.dense_kib,
-            "compression_factor": self.compression_factor,
-            "optimizer_state_bytes": self.optimizer_state_bytes,
-            "unknown_paths": list(self.unknown_paths),
-        }
+        """Return the report, its properties included, as numbers, strings, lists and dicts."""
+        names = [name for name, value in vars(Report).items() if isinstance(value, property)]
+        values: dict[str, Any] = jsonable(
+            {**asdict(self), **{name: getattr(self, name) for name in names}}
+        )
+        return values
 
     def __str__(self) -> str:
         header = ("parameter", "kind", "shape", "size", "trained", "share")
@@ -232,15 +218,12 @@ def report(model: Any) -> Report:
     optimizer = ModelOptimizers(model).outer
     state = [] if optimizer is None else optimizer.variables
     check_not_quantized(model)
-    if mask is None:
-        rows = [_dense_row(p) for p in classify(model.trainable_variables, _exclude_of(optimizer))]
-    else:
-        rows = [_masked_row(p, mask) for p in classify(model.trainable_variables)]
+    exclude = _exclude_of(optimizer) if mask is None else ()
     return Report(
-        rows=tuple(rows),
+        rows=tuple(_row(p, mask) for p in classify(model.trainable_variables, exclude)),
         has_mask=mask is not None,
         num_rescued=0 if mask is None else mask.num_rescued,
-        num_non_trainable=sum(_size(variable) for variable in model.non_trainable_variables),
+        num_non_trainable=sum(math.prod(v.shape) for v in model.non_trainable_variables),
         optimizer_state_bytes=sum(_num_bytes(variable) for variable in state),
     )
 
@@ -311,10 +294,8 @@ def _paper_size(num_weights: int, num_other: int, freeze_rate: float) -> PaperSi
     paper_trained = Fraction(dense)
     if freeze_rate > 0:
         paper_trained = (1 - Fraction(str(freeze_rate))) * dense + num_other
-    paper_size, paper_dense = (
-        round(float(count * _FLOAT32_BYTES / 1024), 1) for count in (paper_trained, Fraction(dense))
-    )
-    paper_factor = _ratio(paper_dense, paper_size)
+    paper_size = round(float(paper_trained * _FLOAT32_BYTES / 1024), 1)
+    paper_factor = _ratio(round(dense * _FLOAT32_BYTES / 1024, 1), paper_size)
     return PaperSize(
         freeze_rate=freeze_rate,
         num_trained_weights=trained_weights,
@@ -342,21 +323,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.path, kind, shape, f"{row.size:,}", f"{row.num_trained:,}", share)
 
 
-def _row(parameter: Parameter, num_trained: int, is_weight: bool) -> Row:
+def _row(parameter: Parameter, mask: FreezeMask | None) -> Row:
+    num_trained, is_weight = parameter.size, parameter.is_frozen_candidate
+    if mask is not None:
+        entry = mask.find(parameter.variable)
+        is_weight = entry is not None and entry.is_weight
+        if entry is not None:  # outside the mask all is trained: a bias, for example
+            num_trained = int(np.count_nonzero(entry.trained))
     shape = tuple(int(length) for length in parameter.variable.shape)
-    size = math.prod(shape)
-    return Row(parameter.path, parameter.kind, shape, size, num_trained, is_weight)
-
-
-def _dense_row(parameter: Parameter) -> Row:
-    return _row(parameter, _size(parameter.variable), parameter.is_frozen_candidate)
-
-
-def _masked_row(parameter: Parameter, mask: FreezeMask) -> Row:
-    entry = mask.find(parameter.variable)
-    if entry is None:  # outside the mask, so all of it is trained: a bias, for example
-        return _row(parameter, _size(parameter.variable), is_weight=False)
-    return _row(parameter, int(np.count_nonzero(entry.trained)), entry.is_weight)
+    return Row(parameter.path, parameter.kind, shape, parameter.size, num_trained, is_weight)
 
 
 def _exclude_of(optimizer: Any) -> Any:
@@ -365,11 +340,6 @@ def _exclude_of(optimizer: Any) -> Any:
     return () if optimizer is None else optimizer.exclude
 
 
-def _size(variable: Any) -> int:
-    return math.prod(variable.shape)
-
-
 def _num_bytes(variable: Any) -> int:
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    item_bytes = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    return _size(variable) * item_bytes
+    dtype = numpy_dtype(keras.backend.standardize_dtype(variable.dtype))
+    return math.prod(variable.shape) * dtype.itemsize

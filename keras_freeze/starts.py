@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_freeze._utils.validation import check_json_int
+
 CONSTANT, SEED, INITIALIZER, BASE = "constant", "seed", "initializer", "base"
 
 
@@ -50,16 +52,15 @@ class Source:
         """
         match value:
             case ["constant", pattern]:
-                return cls(CONSTANT, pattern=_whole(pattern, 2**64))
+                return cls(CONSTANT, pattern=check_json_int("constant", pattern, 2**64))
             case ["seed", str(distribution), seed, stream]:
-                return cls(SEED, distribution, _whole(seed, 2**32), _whole(stream, 2**32))
+                return cls(SEED, distribution, *_check_seed(seed, stream))
             case ["seed", str(distribution), seed, stream, dict(parameters)] if parameters:
-                whole = _whole(seed, 2**32), _whole(stream, 2**32)
-                return cls(SEED, distribution, *whole, parameters=parameters)
+                return cls(SEED, distribution, *_check_seed(seed, stream), parameters)
             case ["initializer", dict(config)]:
                 return cls(INITIALIZER, config=config)
             case ["base", index]:
-                return cls(BASE, index=_whole(index, 2**31))
+                return cls(BASE, index=check_json_int("index", index, 2**31))
         raise ValueError(f"there is no source {value!r:.200}")
 
 
@@ -90,10 +91,9 @@ class Start:
             ValueError: for anything else.
         """
         source, checksum, drawn_with = value
-        return cls(Source.from_json(source), _whole(checksum, 2**32), str(drawn_with))
+        check_json_int("checksum", checksum, 2**32)
+        return cls(Source.from_json(source), checksum, str(drawn_with))
 
 
-def _whole(value: Any, end: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
-        raise ValueError(f"{value!r:.100} is not an integer in [0, {end})")
-    return value
+def _check_seed(seed: Any, stream: Any) -> tuple[int, int]:
+    return check_json_int("seed", seed, 2**32), check_json_int("stream", stream, 2**32)

@@ -26,10 +26,10 @@ WIDTHS = {
 }
 
 
-def as_bits(values: Any, dtype: str) -> np.ndarray:
-    """Return values of a dtype as a vector of bit patterns."""
-    array = np.ascontiguousarray(np.asarray(values)).reshape(-1)
-    return array.view(f"u{WIDTHS[dtype]}")
+def as_bits(values: Any) -> np.ndarray:
+    """Return the values of an array as a vector of bit patterns."""
+    array = np.ascontiguousarray(values).reshape(-1)
+    return array.view(f"u{array.itemsize}")
 
 
 def from_bits(bits: np.ndarray, dtype: str) -> np.ndarray:

@@ -53,6 +53,17 @@ def check_int(name: str, value: Any, minimum: int = 0, end: int | None = None) -
     return number
 
 
+def check_json_int(name: str, value: Any, end: int) -> int:
+    """Return an integer from 0 to `end - 1` as it was read from JSON.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
+        raise ValueError(f"{name} is {value!r:.100}, not an integer in [0, {end})")
+    return value
+
+
 def check_number(
     name: str,
     value: Any,

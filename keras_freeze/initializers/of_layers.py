@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 
 from keras_freeze import _keras_private, backend
-from keras_freeze._utils.bits import checksum
-from keras_freeze.initializers.portable import SEEDED, ParameterizedInitializer
+from keras_freeze._utils.bits import as_bits, checksum, numpy_dtype
+from keras_freeze.initializers.portable import SEEDED
 from keras_freeze.initializers.seeded import ConstantSigma, SeededInitializer
 from keras_freeze.parameters import Parameter, path_of
 from keras_freeze.starts import INITIALIZER, SEED, Source, Start
@@ -56,11 +55,7 @@ def attribute_of(layer: Any, variable: Any) -> str:
 
 
 def initializer_in(layer: Any, attribute: str) -> Any:
-    """Return the initializer of a layer's variable; None if the layer does not keep it.
-
-    Args:
-        layer, attribute: as `initializers_of` gives them.
-    """
+    """Return the initializer of a layer's variable; None if the layer does not keep it."""
     initializer = getattr(layer, attribute, None)
     if callable(initializer):
         return initializer
@@ -88,8 +83,7 @@ def source_of(layer: Any, attribute: str) -> Source | None:
     initializer = initializer_in(layer, attribute)
     for name, distribution in SEEDED.items():
         if type(initializer) is distribution:
-            is_plain = not isinstance(initializer, ParameterizedInitializer)
-            parameters = {} if is_plain else initializer.parameters
+            parameters = getattr(initializer, "parameters", {})
             return Source(SEED, name, initializer.seed, initializer.stream, parameters)
     if not _is_of_keras(type(initializer)):
         return None
@@ -144,7 +138,7 @@ def draw(source: Source, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         ValueError: if it cannot draw such values.
     """
     initializer = initializer_of(source)
-    expected = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    expected = numpy_dtype(dtype)
     if isinstance(initializer, SeededInitializer):
         return initializer.values(shape).astype(expected)
     try:
@@ -184,13 +178,12 @@ def starts_of(
     holders = initializers_of(model)
     held = [p for p in parameters if id(p.variable) in holders]
     sources = [source_of(*holders[id(p.variable)]) for p in held]
-    pairs = [(p, s) for p, s in zip(held, sources, strict=True) if s is not None]
     with ThreadPoolExecutor() as executor:
-        starts = list(executor.map(lambda pair: _start(*pair), pairs))
-    found = {p.position: s for (p, _), s in zip(pairs, starts, strict=True) if s is not None}
+        starts = list(executor.map(_start, held, sources))
+    found = {p.position: s for p, s in zip(held, starts, strict=True) if s is not None}
     for p in parameters:
         start = (known or {}).get(p.position)
-        if start is not None and checksum_of(backend.to_numpy(p.variable)) == start.checksum:
+        if start is not None and _checksum_of(p.variable) == start.checksum:
             found.setdefault(p.position, start)
     return found
 
@@ -217,28 +210,28 @@ def models_in_use() -> Iterator[keras.Model]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def checksum_of(values: np.ndarray) -> int:
-    """Compute the CRC-32 of an array's values as little-endian bytes."""
-    bits = np.ascontiguousarray(values).reshape(-1).view(f"u{values.dtype.itemsize}")
-    return checksum(bits)
-
-
 def present_versions() -> str:
     """Return the versions that decide which numbers an initializer of Keras draws."""
     return f"Keras {keras.__version__} on {keras.backend.backend()} {backend.VERSION}"
 
 
-def _start(parameter: Parameter, source: Source) -> Start | None:
+def _start(parameter: Parameter, source: Source | None) -> Start | None:
+    if source is None:
+        return None
     variable = parameter.variable
     dtype = str(keras.backend.standardize_dtype(variable.dtype))
     try:
         drawn = draw(source, tuple(variable.shape), dtype)
     except ValueError:
         return None
-    digest = checksum_of(drawn)
-    if digest != checksum_of(backend.to_numpy(variable)):
+    digest = checksum(as_bits(drawn))
+    if digest != _checksum_of(variable):
         return None
     return Start(source, digest, "" if is_portable(source) else present_versions())
+
+
+def _checksum_of(variable: Any) -> int:
+    return checksum(as_bits(backend.to_numpy(variable)))
 
 
 def _drawn_seed(initializer: Any) -> int | None:

@@ -38,7 +38,12 @@ _MOST_ROWS = 1 << 19
 
 
 class ParameterizedInitializer(SeededInitializer):
-    """Base of the seeded initializers that have parameters besides seed and stream."""
+    """Base of the seeded initializers that have parameters besides seed and stream.
+
+    `parameter_names` are the names of these parameters, here and in the initializer of Keras.
+    """
+
+    parameter_names: tuple[str, ...]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
@@ -47,7 +52,8 @@ class ParameterizedInitializer(SeededInitializer):
     @property
     def parameters(self) -> dict[str, Any]:
         """The constructor's arguments besides seed and stream, which JSON can hold."""
-        raise NotImplementedError
+        values = {name: getattr(self, name) for name in self.parameter_names}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @keras.saving.register_keras_serializable(package="keras_freeze")
@@ -63,16 +69,14 @@ class RandomUniform(ParameterizedInitializer):
         >>> layer = keras.layers.Embedding(100, 8, embeddings_initializer=RandomUniform(-0.1, 0.1))
     """
 
+    parameter_names = ("minval", "maxval")
+
     def __init__(
         self, minval: float = -0.05, maxval: float = 0.05, seed: int = 0, stream: int = 0
     ) -> None:
         super().__init__(seed, stream)
         self.minval = _check_number("minval", minval)
         self.maxval = _check_number("maxval", maxval)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"minval": self.minval, "maxval": self.maxval}
 
     def _transform(self, shape: tuple[int, ...]) -> Transform:
         center = 0.5 * self.minval + 0.5 * self.maxval
@@ -95,16 +99,14 @@ class RandomNormal(ParameterizedInitializer):
         >>> layer = keras.layers.Dense(8, kernel_initializer=RandomNormal(stddev=0.02, seed=1))
     """
 
+    parameter_names = ("mean", "stddev")
+
     def __init__(
         self, mean: float = 0.0, stddev: float = 0.05, seed: int = 0, stream: int = 0
     ) -> None:
         super().__init__(seed, stream)
         self.mean = _check_number("mean", mean)
         self.stddev = _check_number("stddev", stddev)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"mean": self.mean, "stddev": self.stddev}
 
     def _transform(self, shape: tuple[int, ...]) -> Transform:
         def transform(signs: np.ndarray, fractions: np.ndarray) -> np.ndarray:
@@ -163,6 +165,8 @@ class VarianceScaling(ParameterizedInitializer):
         >>> he_normal = VarianceScaling(2.0, "fan_in", "truncated_normal", seed=3)
     """
 
+    parameter_names = ("scale", "mode", "distribution", "input_axes", "output_axes")
+
     def __init__(
         self,
         scale: float = 1.0,
@@ -179,16 +183,6 @@ class VarianceScaling(ParameterizedInitializer):
         self.distribution = check_one_of("distribution", distribution, _SHAPES)
         self.input_axes = _check_axes("input_axes", input_axes)
         self.output_axes = _check_axes("output_axes", output_axes)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        parameters = {
-            "scale": self.scale,
-            "mode": self.mode,
-            "distribution": self.distribution,
-        }
-        axes = {"input_axes": self.input_axes, "output_axes": self.output_axes}
-        return {**parameters, **{name: value for name, value in axes.items() if value is not None}}
 
     def _transform(self, shape: tuple[int, ...]) -> Transform:
         variance = self.scale / max(1.0, self._fan(shape))
@@ -227,13 +221,11 @@ class Orthogonal(ParameterizedInitializer):
         True
     """
 
+    parameter_names = ("gain",)
+
     def __init__(self, gain: float = 1.0, seed: int = 0, stream: int = 0) -> None:
         super().__init__(seed, stream)
         self.gain = _check_number("gain", gain)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"gain": self.gain}
 
     def values(self, shape: Sequence[int]) -> np.ndarray:
         """Draw the values as a NumPy array of dtype float32.
@@ -276,28 +268,14 @@ PORTABLE: dict[str, type[ParameterizedInitializer]] = {
 SEEDED: dict[str, type[SeededInitializer]] = {**DISTRIBUTIONS, **PORTABLE}
 """All that is drawn from a portable seed, by the names that `.freeze` files use."""
 
-_VARIANCE_SCALING = (
-    keras.initializers.VarianceScaling,
-    keras.initializers.GlorotUniform,
-    keras.initializers.GlorotNormal,
-    keras.initializers.HeUniform,
-    keras.initializers.HeNormal,
-    keras.initializers.LecunUniform,
-    keras.initializers.LecunNormal,
-)
 _PORTABLE_VERSIONS: dict[type, type[ParameterizedInitializer]] = {
-    keras.initializers.RandomUniform: RandomUniform,
-    keras.initializers.RandomNormal: RandomNormal,
-    keras.initializers.TruncatedNormal: TruncatedNormal,
-    keras.initializers.Orthogonal: Orthogonal,
-    **dict.fromkeys(_VARIANCE_SCALING, VarianceScaling),
-}
-_PARAMETERS = {
-    RandomUniform: ("minval", "maxval"),
-    RandomNormal: ("mean", "stddev"),
-    TruncatedNormal: ("mean", "stddev"),
-    VarianceScaling: ("scale", "mode", "distribution", "input_axes", "output_axes"),
-    Orthogonal: ("gain",),
+    **{getattr(keras.initializers, version.__name__): version for version in PORTABLE.values()},
+    keras.initializers.GlorotUniform: VarianceScaling,
+    keras.initializers.GlorotNormal: VarianceScaling,
+    keras.initializers.HeUniform: VarianceScaling,
+    keras.initializers.HeNormal: VarianceScaling,
+    keras.initializers.LecunUniform: VarianceScaling,
+    keras.initializers.LecunNormal: VarianceScaling,
 }
 
 
@@ -319,7 +297,7 @@ def portable_version(initializer: Any, seed: int, stream: int) -> SeededInitiali
     version = _PORTABLE_VERSIONS.get(type(initializer))
     if version is None:
         return None
-    arguments = {name: getattr(initializer, name) for name in _PARAMETERS[version]}
+    arguments = {name: getattr(initializer, name) for name in version.parameter_names}
     return version(**arguments, seed=seed, stream=stream)
 
 

@@ -59,11 +59,7 @@ def write_container(
     exponents: bytes,
     mantissas: bytes,
 ) -> None:
-    """Write a file atomically: an interrupted write leaves the older file as it was.
-
-    Raises:
-        ValueError: If the header is larger than a file allows.
-    """
+    """Write a file atomically: an interrupted write leaves the older file as it was."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
     # UTF-8 has no halves of surrogate pairs; JSON writes them as Python does.
     encoded = text.encode(errors="backslashreplace")
@@ -102,7 +98,8 @@ def read_container(path: str | os.PathLike[str]) -> Container:
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        text_length, lengths, checks = _check_preamble(path, file.read(_START), size)
+        preamble = file.read(_START)
+        text_length, lengths, checks = _check_preamble(path, preamble, size)
         content = file.read(size - _START + 1)
     if len(content) != size - _START:
         raise _error(path, "its size changed while it was read. Read it again once it is written")
@@ -114,25 +111,16 @@ def read_container(path: str | os.PathLike[str]) -> Container:
             raise _error(path, f"its section {name!r} ({where}) is damaged. {_COPY_AGAIN}")
         sections.append(section)
         start += length
-    # The preamble's own checksum has been compared, so it is what these values pack to.
-    preamble = _PREAMBLE.pack(MAGIC, VERSION, text_length, *lengths, *checks)
-    digest = hashlib.sha256(preamble + _CHECK.pack(zlib.crc32(preamble)))
+    digest = hashlib.sha256(preamble)
     digest.update(memoryview(content)[:start])
     if content[start:] != digest.digest():
         problem = f"its last {_DIGEST_BYTES} bytes are not the SHA-256 of the rest"
         raise _error(path, f"{problem}. {_COPY_AGAIN}")
     packed, mask, exponents, mantissas = sections
-    return Container(
-        _parse(path, packed, text_length),
-        mask,
-        exponents,
-        mantissas,
-        digest=digest.digest(),
-        num_bytes={
-            **dict(zip(SECTIONS, lengths, strict=True)),
-            "checksums": _START + _DIGEST_BYTES,
-        },
-    )
+    header = _parse(path, packed, text_length)
+    num_bytes = dict(zip(SECTIONS, lengths, strict=True))
+    num_bytes["checksums"] = _START + _DIGEST_BYTES
+    return Container(header, mask, exponents, mantissas, digest.digest(), num_bytes)
 
 
 def _check_preamble(

@@ -23,11 +23,7 @@ class FreezeFileError(ValueError):
 
 
 def check_path(path: object) -> None:
-    """Refuse an argument `path` that is not a path.
-
-    Raises:
-        TypeError: If it is neither a string nor a path object.
-    """
+    """Raise TypeError for an argument `path` that is neither a string nor a path object."""
     if not isinstance(path, (str, os.PathLike)):
         raise type_error("path", path, "a string or a path object")
 

@@ -5,28 +5,27 @@ Every field is checked when it is read from JSON, so that later code can rely on
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from keras_freeze._utils.bits import WIDTHS
+from keras_freeze._utils.validation import check_json_int
+from keras_freeze.masks.settings import Settings
 from keras_freeze.starts import BASE, SEED, Source
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
 from keras_freeze.storage.fields import (
     MaskPart,
+    check_dtype,
+    check_finite,
     check_positions,
+    check_shape,
     check_type,
-    dtype_of,
     extent,
-    finite,
-    integer,
-    shape_of,
+    is_mask_only,
+    num_rescued_of,
     versions_of,
 )
-from keras_freeze.storage.mask_header import is_mask_only
-
-SettingsRow = tuple[float, str, str, int]
-"""What a mask was decided by, as the arguments of `keras_freeze.masks.settings.Settings`."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,12 @@ class EntryRecord:
     @classmethod
     def from_json(cls, value: Any) -> "EntryRecord":
         """Read what `VariableRecord.to_json` writes as `mask`."""
-        position, is_weight, *rest = check_type(value, list, "mask")
+        position, is_weight, *rest = check_type("mask", value, list)
         (settings,) = rest or [0]
         return cls(
-            integer(position, 2**31, "position"),
-            bool(integer(is_weight, 2, "mask")),
-            integer(settings, 2**16, "settings"),
+            check_json_int("position", position, 2**31),
+            bool(check_json_int("mask", is_weight, 2)),
+            check_json_int("settings", settings, 2**16),
         )
 
 
@@ -108,17 +107,17 @@ class VariableRecord:
     @classmethod
     def from_json(cls, value: Any) -> "VariableRecord":
         """Read what `to_json` writes."""
-        described = check_type(value, dict, "variable")
-        dtype = dtype_of(described.get("dtype", "float32"))
+        described = check_type("variable", value, dict)
+        dtype = check_dtype(described.get("dtype", "float32"))
         return cls(
-            path=check_type(described["path"], str, "path"),
-            shape=shape_of(described["shape"]),
+            path=check_type("path", described["path"], str),
+            shape=check_shape(described["shape"]),
             dtype=dtype,
             source=Source.from_json(described["source"]) if "source" in described else None,
             entry=EntryRecord.from_json(described["mask"]) if "mask" in described else None,
-            stored_dtype=dtype_of(described.get("stored_dtype", dtype)),
-            trainable=check_type(described.get("trainable", True), bool, "trainable"),
-            checksum=integer(described["crc32"], 2**32, "crc32"),
+            stored_dtype=check_dtype(described.get("stored_dtype", dtype)),
+            trainable=check_type("trainable", described.get("trainable", True), bool),
+            checksum=check_json_int("crc32", described["crc32"], 2**32),
         )
 
 
@@ -138,8 +137,8 @@ class Slot:
     @classmethod
     def from_json(cls, value: Any) -> "Slot":
         """Read one of the optimizer's variables."""
-        path, lengths, dtype = check_type(value, list, "optimizer variable")
-        return cls(check_type(path, str, "path"), shape_of(lengths), dtype_of(dtype))
+        path, shape, dtype = check_type("optimizer variable", value, list)
+        return cls(check_type("path", path, str), check_shape(shape), check_dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -159,17 +158,17 @@ class OptimizerState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object."""
-        slots = [list(asdict(slot).values()) for slot in self.slots]
+        slots = [[slot.path, list(slot.shape), slot.dtype] for slot in self.slots]
         return {"compact": self.compact, "found": self.found, "variables": slots}
 
     @classmethod
     def from_json(cls, value: Any) -> "OptimizerState":
         """Read what `to_json` writes."""
-        described = check_type(value, dict, "optimizer")
-        slots = check_type(described["variables"], list, "optimizer variables")
+        described = check_type("optimizer", value, dict)
+        slots = check_type("optimizer variables", described["variables"], list)
         return cls(
-            check_type(described["compact"], bool, "compact"),
-            check_type(described["found"], bool, "found"),
+            check_type("compact", described["compact"], bool),
+            check_type("found", described["found"], bool),
             tuple(map(Slot.from_json, slots)),
         )
 
@@ -197,14 +196,14 @@ class Vocabulary:
     @classmethod
     def from_json(cls, value: Any) -> "Vocabulary":
         """Read what `to_json` writes."""
-        described = check_type(value, dict, "vocabulary")
-        tokens = check_type(described["tokens"], list, "tokens")
+        described = check_type("vocabulary", value, dict)
+        tokens = check_type("tokens", described["tokens"], list)
         if not all(token is None or type(token) in (str, int) for token in tokens):
             raise FreezeFileError("a vocabulary has tokens that are neither strings nor integers")
         weights = described.get("idf_weights")
         if weights is not None:
-            weights = check_type(weights, list, "idf_weights")
-            weights = tuple(finite(weight, "idf_weight") for weight in weights)
+            weights = check_type("idf_weights", weights, list)
+            weights = tuple(check_finite("idf_weight", weight) for weight in weights)
         return cls(tuple(tokens), weights)
 
 
@@ -231,7 +230,7 @@ class Header:
     generator: str
     model: Mapping[str, Any]
     records: tuple[VariableRecord, ...]
-    settings: tuple[SettingsRow, ...]
+    settings: tuple[Settings, ...]
     num_rescued: int
     decay_scale: float | None
     base: str | None
@@ -245,7 +244,7 @@ class Header:
             described["generator"] = self.generator
         described["variables"] = [record.to_json() for record in self.records]
         if self.settings:
-            described["settings"] = [list(row) for row in self.settings]
+            described["settings"] = [list(astuple(settings)) for settings in self.settings]
         if self.num_rescued:
             described["num_rescued"] = self.num_rescued
         if self.decay_scale is not None:
@@ -276,39 +275,33 @@ class Header:
                 "The file holds a mask only, and no model: use `FreezeMask.load` to read it."
             )
         with invalid_header():
-            header = cls._from_json(described)
+            if "content" in described:
+                raise FreezeFileError(f"content is {described['content']!r:.100}")
+            records = check_type("variables", described["variables"], list)
+            settings = check_type("settings", described.get("settings", []), list)
+            scale, base = described.get("decay_scale"), described.get("base")
+            vocabularies = check_type("vocabularies", described.get("vocabularies", []), list)
+            header = cls(
+                versions=versions_of(described),
+                generator=check_type("generator", described.get("generator", ""), str),
+                model=check_type("model", described["model"], dict),
+                records=tuple(map(VariableRecord.from_json, records)),
+                settings=tuple(map(_settings, settings)),
+                num_rescued=num_rescued_of(described),
+                decay_scale=None if scale is None else check_finite("decay_scale", scale),
+                base=None if base is None else check_type("base", base, str),
+                optimizer=(
+                    OptimizerState.from_json(described["optimizer"])
+                    if "optimizer" in described
+                    else None
+                ),
+                vocabularies=tuple(
+                    None if value is None else Vocabulary.from_json(value) for value in vocabularies
+                ),
+            )
             header._check()
         check_announced(header.num_bytes, max_bytes)
         return header
-
-    @classmethod
-    def _from_json(cls, described: Mapping[str, Any]) -> "Header":
-        if "content" in described:
-            raise FreezeFileError(f"content is {described['content']!r:.100}")
-        scale = described.get("decay_scale")
-        base = described.get("base")
-        vocabularies = check_type(described.get("vocabularies", []), list, "vocabularies")
-        settings = check_type(described.get("settings", []), list, "settings")
-        return cls(
-            versions=versions_of(described["versions"]),
-            generator=check_type(described.get("generator", ""), str, "generator"),
-            model=check_type(described["model"], dict, "model"),
-            records=tuple(
-                map(VariableRecord.from_json, check_type(described["variables"], list, "variables"))
-            ),
-            settings=tuple(map(_settings_row, settings)),
-            num_rescued=integer(described.get("num_rescued", 0), 2**48, "num_rescued"),
-            decay_scale=None if scale is None else finite(scale, "decay_scale"),
-            base=None if base is None else check_type(base, str, "base"),
-            optimizer=(
-                OptimizerState.from_json(described["optimizer"])
-                if "optimizer" in described
-                else None
-            ),
-            vocabularies=tuple(
-                None if value is None else Vocabulary.from_json(value) for value in vocabularies
-            ),
-        )
 
     def _check(self) -> None:
         check_positions(self.mask_parts)
@@ -336,20 +329,20 @@ class Header:
     def mask_parts(self) -> list[MaskPart]:
         """The entries of the mask, in the order in which the file holds them."""
         return [
-            (r.entry.position, r.path, r.shape, r.entry.is_weight)
+            MaskPart(r.entry.position, r.path, r.shape, r.entry.is_weight)
             for r in self.records
             if r.entry is not None
         ]
 
 
-def _settings_row(value: Any) -> SettingsRow:
-    freeze_rate, criterion, frozen_weights, seed = check_type(value, list, "settings")
-    rate = finite(freeze_rate, "freeze_rate")
+def _settings(value: Any) -> Settings:
+    freeze_rate, criterion, frozen_weights, seed = check_type("settings", value, list)
+    rate = check_finite("freeze_rate", freeze_rate)
     if not 0.0 <= rate <= 1.0:
         raise FreezeFileError(f"freeze_rate is {rate}")
-    return (
+    return Settings(
         rate,
-        check_type(criterion, str, "criterion"),
-        check_type(frozen_weights, str, "frozen_weights"),
-        integer(seed, 2**32, "seed"),
+        check_type("criterion", criterion, str),
+        check_type("frozen_weights", frozen_weights, str),
+        check_json_int("seed", seed, 2**32),
     )

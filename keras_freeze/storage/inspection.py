@@ -1,20 +1,20 @@
 """Describe the content of a `.freeze` file without building its model."""
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from keras_freeze._utils.bits import WIDTHS, from_bits
 from keras_freeze._utils.text import printable
 from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
-from keras_freeze.storage.container import Container, read_container
+from keras_freeze.storage.coding.masks import count_masks
+from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import Header, VariableRecord
-from keras_freeze.storage.mask_header import MaskHeader
-from keras_freeze.storage.masks import read_header, trained_counts
+from keras_freeze.storage.masks import MaskHeader, read_header
 
 _MOST_DECODED = 1 << 29  # entries of masks; few bytes may stand for many
 _MOST_ROWS = 1_000
@@ -43,7 +43,7 @@ class Row:
     num_trained: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """The description of a file that `inspect` returns.
 
@@ -67,15 +67,15 @@ class Inspection:
 
     path: str
     num_bytes: Mapping[str, int]
-    model: str | None
+    model: str | None = None
     versions: Mapping[str, str]
     rows: tuple[Row, ...]
     freeze_rate: float | None
-    real_freeze_rate: float | None
+    real_freeze_rate: float | None = None
     dense_bytes: int
-    base: str | None
-    has_optimizer: bool
-    num_tokens: int
+    base: str | None = None
+    has_optimizer: bool = False
+    num_tokens: int = 0
     digest: str
 
     @property
@@ -153,72 +153,52 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     with naming(path):
         container = read_container(path)
         header = read_header(container)
-        counts = trained_counts(header, container, _MOST_DECODED)
-    if isinstance(header, MaskHeader):
-        return _of_mask(os.fspath(path), header, container, counts)
-    return _of_model(os.fspath(path), header, container, counts)
-
-
-def _of_mask(
-    path: str, header: MaskHeader, container: Container, counts: Sequence[int] | None
-) -> Inspection:
-    sizes = [math.prod(shape) for _, _, shape, _ in header.mask_parts]
-    known: Sequence[int | None] = [None] * len(sizes) if counts is None else counts
-    freeze_rate = None
+        parts = header.mask_parts
+        counts = count_masks(container.mask, [part.shape for part in parts], _MOST_DECODED)
+    known: Sequence[int | None] = [None] * len(parts) if counts is None else counts
+    q = None
     if counts is not None:
-        parts = zip(sizes, counts, header.mask_parts, strict=True)
-        weights = [(size, count) for size, count, (*_, is_weight) in parts if is_weight]
-        num_weights = sum(size for size, _ in weights)
-        freeze_rate = (num_weights - sum(count for _, count in weights)) / max(num_weights, 1)
-    return Inspection(
-        path=path,
-        num_bytes=container.num_bytes,
-        model=None,
-        versions=header.versions,
-        rows=tuple(
-            Row(name, shape, "bool", None if count is None else 0, "", count)
-            for (_, name, shape, _), count in zip(header.mask_parts, known, strict=True)
-        ),
-        freeze_rate=freeze_rate,
-        real_freeze_rate=None,
-        dense_bytes=sum(sizes),
-        base=None,
-        has_optimizer=False,
-        num_tokens=0,
-        digest=container.digest.hex(),
-    )
-
-
-def _of_model(
-    path: str, header: Header, container: Container, counts: Sequence[int] | None
-) -> Inspection:
-    rows = tuple(_rows(header, counts))
-    freeze_rate, real_freeze_rate = _freeze_rates(header, rows) if counts else (None, None)
+        weights = [(part.size, n) for part, n in zip(parts, counts, strict=True) if part.is_weight]
+        q = _frozen_share(weights)
+    shared: dict[str, Any] = {
+        "path": os.fspath(path),
+        "num_bytes": container.num_bytes,
+        "versions": header.versions,
+        "digest": container.digest.hex(),
+    }
+    if isinstance(header, MaskHeader):
+        rows = tuple(
+            Row(part.path, part.shape, "bool", None if n is None else 0, "", n)
+            for part, n in zip(parts, known, strict=True)
+        )
+        dense_bytes = sum(part.size for part in parts)
+        return Inspection(**shared, rows=rows, freeze_rate=q, dense_bytes=dense_bytes)
+    rows = tuple(_rows(header, known))
+    parameters = [
+        (record.size, record.size if row.num_trained is None else row.num_trained)
+        for record, row in zip(header.records, rows, strict=True)
+        if record.trainable
+    ]
     config = header.model.get("config")
     name = config.get("name") if isinstance(config, Mapping) else None
     return Inspection(
-        path=path,
-        num_bytes=container.num_bytes,
+        **shared,
         model=str(name or header.model.get("class_name")),
-        versions=header.versions,
         rows=rows,
-        freeze_rate=freeze_rate,
-        real_freeze_rate=real_freeze_rate,
-        dense_bytes=sum(r.size * WIDTHS[r.dtype] for r in header.records),
+        freeze_rate=q if parts else None,
+        real_freeze_rate=_frozen_share(parameters) if counts else None,
+        dense_bytes=sum(record.size * WIDTHS[record.dtype] for record in header.records),
         base=header.base,
         has_optimizer=header.optimizer is not None,
         num_tokens=sum(len(vocabulary.tokens) for vocabulary in header.vocabularies if vocabulary),
-        digest=container.digest.hex(),
     )
 
 
-def _rows(header: Header, counts: Sequence[int] | None) -> Iterator[Row]:
-    remaining = None if counts is None else iter(counts)
+def _rows(header: Header, counts: Sequence[int | None]) -> Iterator[Row]:
+    remaining = iter(counts)
     for record in header.records:
-        num_trained = None
-        if record.entry is not None and remaining is not None:
-            num_trained = next(remaining)
-        is_known = remaining is not None or record.entry is None or record.source is None
+        num_trained = None if record.entry is None else next(remaining)
+        is_known = num_trained is not None or record.entry is None or record.source is None
         num_stored = record.num_stored(num_trained or 0) if is_known else None
         yield Row(
             record.path, record.shape, record.dtype, num_stored, _describe(record), num_trained
@@ -253,15 +233,7 @@ def _constant(pattern: int, dtype: str) -> str:
     return f"constant {from_bits(bits, dtype)[0]}"
 
 
-def _freeze_rates(header: Header, rows: Sequence[Row]) -> tuple[float, float]:
-    """Return q, of the weights that have a mask, and q_beta, of all parameters."""
-    weights = frozen_weights = parameters = frozen_parameters = 0
-    for record, row in zip(header.records, rows, strict=True):
-        frozen = 0 if row.num_trained is None else record.size - row.num_trained
-        if record.entry is not None and record.entry.is_weight:
-            weights += record.size
-            frozen_weights += frozen
-        if record.trainable:
-            parameters += record.size
-            frozen_parameters += frozen
-    return frozen_weights / max(weights, 1), frozen_parameters / max(parameters, 1)
+def _frozen_share(variables: Sequence[tuple[int, int]]) -> float:
+    """Return the share that is frozen of variables of these sizes and trained entries."""
+    total = sum(size for size, _ in variables)
+    return (total - sum(num_trained for _, num_trained in variables)) / max(total, 1)

@@ -14,11 +14,7 @@ from keras_freeze._utils.bits import WIDTHS, as_bits, from_bits, little_endian, 
 from keras_freeze._utils.validation import check_instance, value_error
 from keras_freeze._version import __version__
 from keras_freeze.initializers import seeded
-from keras_freeze.model_state import (
-    ModelOptimizers,
-    freeze_optimizers_in,
-    is_built,
-)
+from keras_freeze.model_state import ModelOptimizers, freeze_optimizers_in, is_built
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.checks.configuration import check_configuration, dictionaries_in
 from keras_freeze.storage.errors import FreezeFileError, first_reason
@@ -38,12 +34,7 @@ _COMPILE_ARGUMENTS = {
 
 
 def check_built(model: Any, name: str) -> None:
-    """Refuse an argument that is not a built model.
-
-    Raises:
-        TypeError: If it is not a `keras.Model`.
-        ValueError: If it is not built.
-    """
+    """Raise TypeError for an argument that is no `keras.Model`, ValueError for an unbuilt one."""
     check_instance(name, model, keras.Model, "a keras.Model")
     if not is_built(model):
         raise value_error(name, model, "a built model: call it on a batch of data first")
@@ -60,11 +51,7 @@ def is_random_state(variable: Any) -> bool:
 
 
 def dtype_of(variable: Any) -> str:
-    """Return the name of a variable's dtype.
-
-    Raises:
-        ValueError: If a `.freeze` file cannot hold the dtype.
-    """
+    """Return the name of a variable's dtype; raise ValueError if a file cannot hold it."""
     dtype = str(keras.backend.standardize_dtype(variable.dtype))
     if dtype not in WIDTHS:
         raise ValueError(
@@ -76,16 +63,11 @@ def dtype_of(variable: Any) -> str:
 
 def bits_of(variable: Any) -> np.ndarray:
     """Return a variable's values as a vector of bit patterns, unsigned integers."""
-    return as_bits(backend.to_numpy(variable), dtype_of(variable))
+    return as_bits(backend.to_numpy(variable))
 
 
 def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
-    """Assign the values of bit patterns to a variable.
-
-    Args:
-        variable: The variable.
-        bits: The bit patterns.
-        dtype: Their dtype: that of the variable, or another integer dtype.
+    """Assign bit patterns of a dtype, which is that of the variable or another integer dtype.
 
     Raises:
         FreezeFileError: If the dtype of the variable cannot represent a value.
@@ -151,11 +133,6 @@ def build_model(
     config: Mapping[str, Any], compile: bool, custom_objects: Mapping[str, Any] | None = None
 ) -> keras.Model:
     """Build the model that `config_of` described; its values are still to be set.
-
-    Args:
-        config: The configuration.
-        compile: Whether to compile the model as it was.
-        custom_objects: Classes and functions by name, in addition to those that are registered.
 
     Raises:
         FreezeFileError: If the configuration names what a file may not name, or if Keras cannot

@@ -11,7 +11,6 @@ from keras_freeze._utils.validation import check_bool, check_int, type_error
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
-from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -19,7 +18,7 @@ from keras_freeze.restricted.restriction import restrict_gradients
 from keras_freeze.starts import INITIALIZER, SEED
 from keras_freeze.storage.checks.configuration import check_initializer
 from keras_freeze.storage.checks.creation import only_announced
-from keras_freeze.storage.checks.memory import default_max_bytes
+from keras_freeze.storage.checks.memory import limit_of
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Header, VariableRecord
@@ -98,8 +97,8 @@ def load(
         container = read_container(path)
         header = Header.from_json(container.header, max_bytes)
         base_variables = _checked_base(header, base, custom_objects, max_bytes)
-        limit = default_max_bytes() if max_bytes is None else max_bytes
-        with refusing(), only_announced([(r.shape, r.dtype) for r in header.records], limit):
+        shaped = [(record.shape, record.dtype) for record in header.records]
+        with refusing(), only_announced(shaped, limit_of(max_bytes)):
             return _load(header, container, base_variables, compile, custom_objects)
 
 
@@ -188,16 +187,14 @@ def _restore_optimizer(model: keras.Model, header: Header, values: Values) -> No
     optimizers = ModelOptimizers(model)
     optimizer, freeze_optimizer = optimizers.outer, optimizers.single
     state = header.optimizer
-    if optimizer is None or (values.mask is None and state is None):
-        check_rest(values)
-        return
-    if freeze_optimizer is not None:
-        freeze_optimizer.restore(_state(header, values, freeze_optimizer))
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    if freeze_optimizer is not None:
-        restrict_gradients(model)
-    if state is None:
+    if optimizer is not None and (values.mask is not None or state is not None):
+        if freeze_optimizer is not None:
+            freeze_optimizer.restore(_state(header, values, freeze_optimizer))
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        if freeze_optimizer is not None:
+            restrict_gradients(model)
+    if optimizer is None or state is None:
         check_rest(values)
         return
     variables = optimizer_variables(model)
@@ -230,7 +227,7 @@ def _register_mask(model: keras.Model, header: Header, values: Values) -> None:
             for v, e in found
             if e is not None and e.settings == number
         ]
-        settings = Settings(*header.settings[number]) if header.settings else None
+        settings = header.settings[number] if header.settings else None
         frozen_variables.register(None, registered, settings, decay_scale)
 
 

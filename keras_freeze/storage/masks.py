@@ -1,20 +1,76 @@
 """The freezing mask in a `.freeze` file as plain arrays; needs neither Keras nor `FreezeMask`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
-from keras_freeze.storage.coding.masks import count_masks, decode_masks, encode_masks
+from keras_freeze.storage.checks.memory import check_announced
+from keras_freeze.storage.coding.masks import decode_masks, encode_masks
 from keras_freeze.storage.container import Container, read_container, write_container
-from keras_freeze.storage.errors import FreezeFileError, check_path, naming, refusing
+from keras_freeze.storage.errors import (
+    FreezeFileError,
+    check_path,
+    invalid_header,
+    naming,
+    refusing,
+)
+from keras_freeze.storage.fields import (
+    MASK_ONLY,
+    MaskPart,
+    check_positions,
+    check_shape,
+    check_type,
+    extent,
+    is_mask_only,
+    num_rescued_of,
+    versions_of,
+)
 from keras_freeze.storage.header import Header
-from keras_freeze.storage.mask_header import MaskHeader, is_mask_only
 from keras_freeze.storage.old_masks import is_old_mask, read_old_mask
 
 PlainEntry = tuple[int, str, np.ndarray, bool]
 """Position, path and boolean array of an entry, and whether it is a weight: as in `MaskEntry`."""
+
+
+@dataclass(frozen=True)
+class MaskHeader:
+    """The header of a file that holds a mask only; its attributes are as in `Header`."""
+
+    versions: Mapping[str, str]
+    mask_parts: list[MaskPart]
+    num_rescued: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the header as a JSON object."""
+        described: dict[str, Any] = {"versions": dict(self.versions), "content": MASK_ONLY}
+        described["variables"] = [
+            {"path": path, "shape": list(shape), "mask": [position, int(is_weight)]}
+            for position, path, shape, is_weight in self.mask_parts
+        ]
+        if self.num_rescued:
+            described["num_rescued"] = self.num_rescued
+        return described
+
+    @classmethod
+    def from_json(cls, described: Mapping[str, Any], max_bytes: int | None = None) -> "MaskHeader":
+        """Read what `to_json` writes; arguments and errors are as in `Header.from_json`."""
+        with invalid_header():
+            variables = check_type("variables", described["variables"], list)
+            parts = list(map(_mask_part, variables))
+            header = cls(versions_of(described), parts, num_rescued_of(described))
+            check_positions(parts)
+        check_announced(header.num_bytes, max_bytes)
+        return header
+
+    @property
+    def num_bytes(self) -> int:
+        """The size in bytes of all masks, one byte for each entry."""
+        return sum(extent(part.shape) for part in self.mask_parts)
 
 
 def write_mask(
@@ -26,7 +82,7 @@ def write_mask(
         ValueError: If a position, a shape or `num_rescued` is too large for a file.
     """
     check_path(path)
-    parts = [(position, name, trained.shape, weight) for position, name, trained, weight in entries]
+    parts = [MaskPart(number, name, array.shape, weight) for number, name, array, weight in entries]
     header = MaskHeader({"keras_freeze": __version__}, parts, num_rescued)
     described = header.to_json()
     try:  # whether it can be read again
@@ -58,11 +114,7 @@ def read_mask(path: str | os.PathLike[str]) -> tuple[list[PlainEntry], int]:
 
 
 def read_header(container: Container) -> Header | MaskHeader:
-    """Return the header of a file that holds a model, or a mask only.
-
-    Raises:
-        FreezeFileError: If the header is not valid.
-    """
+    """Return the header of a file that holds a model, or a mask only."""
     if not is_mask_only(container.header):
         return Header.from_json(container.header)
     if container.exponents or container.mantissas:
@@ -74,23 +126,19 @@ def decode_entries(header: Header | MaskHeader, container: Container) -> list[Pl
     """Return the entries of a file's mask; an empty list if the file has no mask."""
     parts = header.mask_parts
     with refusing():
-        masks = decode_masks(container.mask, [shape for _, _, shape, _ in parts])
+        masks = decode_masks(container.mask, [part.shape for part in parts])
     return [
-        (position, path, trained, is_weight)
-        for (position, path, _, is_weight), trained in zip(parts, masks, strict=True)
+        (part.position, part.path, trained, part.is_weight)
+        for part, trained in zip(parts, masks, strict=True)
     ]
 
 
-def trained_counts(
-    header: Header | MaskHeader, container: Container, most: int
-) -> list[int] | None:
-    """Return how many entries each mask of a file trains, in the order of `mask_parts`.
-
-    Args:
-        header, container: The file.
-        most: The largest number of entries that are decoded, one variable after the other.
-
-    Returns:
-        The counts; None if more than `most` entries would have to be decoded.
-    """
-    return count_masks(container.mask, [shape for _, _, shape, _ in header.mask_parts], most)
+def _mask_part(value: Any) -> MaskPart:
+    described = check_type("variable", value, dict)
+    position, is_weight = check_type("mask", described["mask"], list)
+    return MaskPart(
+        check_json_int("position", position, 2**31),
+        check_type("path", described["path"], str),
+        check_shape(described["shape"]),
+        bool(check_json_int("mask", is_weight, 2)),
+    )

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_freeze._utils.validation import check_json_int
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
-from keras_freeze.storage.fields import MaskPart, check_positions, integer, shape_of
+from keras_freeze.storage.fields import MaskPart, check_positions, check_shape
 
 _MAGIC = b"keras_freeze mask 1\n"
 _LENGTH_BYTES = 8
@@ -46,7 +47,7 @@ def _decode(body: bytes) -> tuple[list[tuple[int, str, np.ndarray, bool]], int]:
     bits = np.frombuffer(body, np.uint8)[end:]
     parts = list(map(_mask_part, header["entries"]))
     check_positions(parts)
-    num_bytes = [(math.prod(shape) + 7) // 8 for _, _, shape, _ in parts]
+    num_bytes = [(math.prod(part.shape) + 7) // 8 for part in parts]
     if sum(num_bytes) != bits.size:  # before anything of these sizes is allocated
         raise ValueError(f"{bits.size} bytes of mask where {sum(num_bytes)} are announced")
     entries = []
@@ -54,9 +55,13 @@ def _decode(body: bytes) -> tuple[list[tuple[int, str, np.ndarray, bool]], int]:
         trained = np.unpackbits(bits[:length], count=math.prod(shape)).view(bool).reshape(shape)
         bits = bits[length:]
         entries.append((position, path, trained, is_weight))
-    return entries, integer(header["num_rescued"], 2**63, "num_rescued")
+    return entries, check_json_int("num_rescued", header["num_rescued"], 2**63)
 
 
 def _mask_part(described: Any) -> MaskPart:
-    position, path = integer(described["position"], 2**63, "position"), str(described["path"])
-    return position, path, shape_of(described["shape"]), bool(described["is_weight"])
+    return MaskPart(
+        check_json_int("position", described["position"], 2**63),
+        str(described["path"]),
+        check_shape(described["shape"]),
+        bool(described["is_weight"]),
+    )

@@ -17,18 +17,14 @@ Wanted = tuple[Source, tuple[int, ...], str]
 """A source, and the shape and dtype of the variable."""
 
 
-def regenerate(wanted: Sequence[Wanted], base: Sequence[Any] | None = None) -> list[np.ndarray]:
-    """Return the values that come from sources, as vectors of bit patterns.
-
-    Args:
-        wanted: Sources with the shapes and dtypes of their variables.
-        base: The variables of the base.
+def regenerate(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarray]:
+    """Return the values that come from sources or the variables of a base, as bit patterns.
 
     Raises:
         FreezeFileError: If a source cannot provide such values.
     """
     with ThreadPoolExecutor() as executor:
-        return list(executor.map(lambda one: _regenerate(one[0], one[1], one[2], base), wanted))
+        return list(executor.map(lambda one: _regenerate(one, base), wanted))
 
 
 def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarray | None]:
@@ -36,7 +32,7 @@ def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarr
 
     def attempt(one: Wanted) -> np.ndarray | None:
         try:
-            return _regenerate(one[0], one[1], one[2], base)
+            return _regenerate(one, base)
         except FreezeFileError:
             return None
 
@@ -47,18 +43,17 @@ def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarr
 def scaled(bits: np.ndarray, dtype: str, factor: float) -> np.ndarray:
     """Return values times FreezeNet-WD's factor, rounded once; all as bit patterns."""
     values = from_bits(bits, dtype)
-    return as_bits(values * values.dtype.type(factor), dtype)
+    return as_bits(values * values.dtype.type(factor))
 
 
-def _regenerate(
-    source: Source, shape: tuple[int, ...], dtype: str, base: Sequence[Any] | None
-) -> np.ndarray:
+def _regenerate(wanted: Wanted, base: Sequence[Any] | None) -> np.ndarray:
+    source, shape, dtype = wanted
     if source.kind == CONSTANT:
         return np.full(math.prod(shape), source.pattern, f"u{WIDTHS[dtype]}")
     if source.kind == BASE:
         return _from_base(source.index, shape, dtype, base or ())
     try:
-        return as_bits(draw(source, shape, dtype), dtype)
+        return as_bits(draw(source, shape, dtype))
     except ValueError as error:
         raise FreezeFileError(f"A source cannot provide its values: {error}") from error
 

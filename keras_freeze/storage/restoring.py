@@ -45,17 +45,14 @@ class Values:
 
 
 def restored(header: Header, container: Container, base: Sequence[Any] | None) -> Values:
-    """Return all values of a file, checked, including those that come from sources.
-
-    Args:
-        header, container: The file.
-        base: The variables of the base; None without a base.
+    """Return all values of a file, checked, including those from sources or variables of a base.
 
     Raises:
         FreezeFileError: If the values cannot be decoded, or do not match their checksums.
     """
-    mask = _mask_of(header, container)
-    trained = {} if mask is None else {e.position: e.trained.reshape(-1) for e in mask.entries}
+    entries = [MaskEntry(*entry) for entry in decode_entries(header, container)]
+    mask = FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
+    trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
     masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
     stored, optimizer = _stored_values(header, container, masks)
     sources = [(r.source, r.shape, r.dtype) for r in header.records if r.source is not None]
@@ -92,34 +89,24 @@ def _versions_in_words(found: Mapping[str, str]) -> str:
 
 
 def check_variables(header: Header, variables: Sequence[Any]) -> None:
-    """Compare a model's variables with those that a file describes.
-
-    Raises:
-        FreezeFileError: If they differ.
-    """
+    """Raise FreezeFileError if a model has other variables than those that a file describes."""
     if len(variables) != len(header.records):
         raise FreezeFileError(
             f"The file describes {len(header.records)} variables, and the model has "
             f"{len(variables)}: {', '.join(path_of(v) for v in variables[:12])}, ..."
         )
     for record, variable in zip(header.records, variables, strict=True):
-        is_same = (tuple(variable.shape), dtype_of(variable)) == (record.shape, record.dtype)
+        shape, dtype = tuple(variable.shape), dtype_of(variable)
+        is_same_dtype = dtype == record.dtype
         if is_random_state(variable):
-            is_same = tuple(variable.shape) == record.shape and are_integers(
-                dtype_of(variable), record.dtype
-            )
+            is_same_dtype = are_integers(dtype, record.dtype)
+        is_same = shape == record.shape and is_same_dtype
         if not is_same or not same_path(path_of(variable), record.path):
             raise FreezeFileError(
                 f"The file describes {record.path!r} of shape {record.shape} and "
-                f"{record.dtype}, where the model has {path_of(variable)!r} of shape "
-                f"{tuple(variable.shape)} and {dtype_of(variable)}."
+                f"{record.dtype}, where the model has {path_of(variable)!r} of shape {shape} and "
+                f"{dtype}."
             )
-
-
-def _mask_of(header: Header, container: Container) -> FreezeMask | None:
-    """Return the freezing mask of a file; None if it has none."""
-    entries = [MaskEntry(*entry) for entry in decode_entries(header, container)]
-    return FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
 
 
 def _stored_values(
@@ -138,27 +125,19 @@ def _stored_values(
         bits = next(decoded)
         if record.stored_dtype != record.dtype:
             rounded = from_bits(bits, record.stored_dtype)
-            bits = as_bits(rounded.astype(numpy_dtype(record.dtype)), record.dtype)
+            bits = as_bits(rounded.astype(numpy_dtype(record.dtype)))
         stored.append(bits)
     return stored, decoded
 
 
 def check_rest(values: Values) -> None:
-    """Read and drop the optimizer's values, so that the file is checked to its end.
-
-    Raises:
-        FreezeFileError: If they cannot be decoded, or something follows them.
-    """
+    """Read and drop the optimizer's values, so that the file is checked to its end."""
     for _ in values.optimizer:
         pass
 
 
 def check_fingerprint(header: Header, variables: Sequence[Any]) -> None:
-    """Compare the variables of a base with the fingerprint in a file.
-
-    Raises:
-        FreezeFileError: If the file was saved on another base.
-    """
+    """Raise FreezeFileError if a file was saved on a base of other variables than these."""
     found = fingerprint(variables)
     if found != header.base:
         raise FreezeFileError(

@@ -12,12 +12,8 @@ from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, check_one_of
 from keras_freeze.initializers.of_layers import initializers_of
 from keras_freeze.masks import frozen_variables
-from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
-from keras_freeze.model_state import (
-    ModelOptimizers,
-    get_mask,
-)
+from keras_freeze.model_state import ModelOptimizers, get_mask
 from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.checks.configuration import check_configuration
@@ -108,9 +104,10 @@ def save(
     _check_arguments(model, path, base, values, include_optimizer, include_frozen)
     config = config_of(model)
     state, mask = _state_of(model), get_mask(model)
+    entries = {} if mask is None else {id(v): mask.find(v) for v in model.variables}
     base_variables = None if base is None else variables_of(open_base(base))
     settings, numbers = _settings_of(model)
-    variables = saved_variables(model, _entries_of(mask, model), numbers, values)
+    variables = saved_variables(model, entries, numbers, values)
     set_starts(variables, state)
     holders = initializers_of(model)
     find_sources(
@@ -123,7 +120,7 @@ def save(
         generator=initializers.GENERATOR,
         model=config,
         records=tuple(saved.record() for saved in variables),
-        settings=tuple(map(dataclasses.astuple, settings)),
+        settings=settings,
         num_rescued=0 if mask is None else mask.num_rescued,
         decay_scale=None if state.decay_scale is None else float(state.decay_scale),
         base=None if base_variables is None else fingerprint(base_variables),
@@ -154,13 +151,6 @@ def _state_of(model: keras.Model) -> State:
     return state
 
 
-def _entries_of(mask: FreezeMask | None, model: keras.Model) -> dict[int, MaskEntry]:
-    """Return the mask's entries by the ids of their variables."""
-    if mask is None:
-        return {}
-    return {id(v): entry for v in model.variables if (entry := mask.find(v)) is not None}
-
-
 def _settings_of(model: keras.Model) -> tuple[tuple[Settings, ...], dict[int, int]]:
     """Return all settings that decided masks of variables, and their indices by variable id."""
     settings = {
@@ -174,11 +164,7 @@ def _settings_of(model: keras.Model) -> tuple[tuple[Settings, ...], dict[int, in
 
 
 def _check_allowed(config: Any) -> None:
-    """Refuse what `load` would refuse, before anything is written.
-
-    Raises:
-        ValueError: If the configuration names what a file may not name.
-    """
+    """Refuse what `load` would refuse, before anything is written."""
     try:
         check_configuration(config)
     except FreezeFileError as error:
@@ -186,11 +172,7 @@ def _check_allowed(config: Any) -> None:
 
 
 def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bool) -> None:
-    """Build the model from its configuration, to write no file that cannot be loaded.
-
-    Raises:
-        ValueError: If the model that Keras builds has other variables, or no optimizer.
-    """
+    """Build the model from its configuration, to write no file that cannot be loaded."""
     random_state = random.getstate()  # Keras draws default seeds from it
     try:
         with only_announced([(r.shape, r.dtype) for r in header.records]):

@@ -91,7 +91,7 @@ class SavedVariable:
                 f"{self.path!r} has values up to {np.abs(exact).max():g}. "
                 f"Received: values={self.stored_dtype!r}"
             )
-        return as_bits(rounded, self.stored_dtype)
+        return as_bits(rounded)
 
     def record(self) -> VariableRecord:
         """Return the record of the variable in the header."""
@@ -99,7 +99,7 @@ class SavedVariable:
         if self.stored_dtype != self.dtype:
             values = from_bits(self.stored(), self.stored_dtype)
             loaded = loaded.copy()
-            loaded[self._is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)), self.dtype)
+            loaded[self._is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)))
         entry = None
         if self.entry is not None:
             entry = EntryRecord(self.entry.position, self.entry.is_weight, self.settings)
@@ -117,17 +117,14 @@ class SavedVariable:
 
 def saved_variables(
     model: keras.Model,
-    entries: Mapping[int, MaskEntry],
+    entries: Mapping[int, MaskEntry | None],
     settings: Mapping[int, int],
     values: str,
 ) -> list[SavedVariable]:
     """Return a `SavedVariable` without a source for each variable of a model.
 
-    Args:
-        model: The model.
-        entries: The entries of the mask by the ids of their variables.
-        settings: The index of the settings that decided an entry, by the same ids.
-        values: The dtype in which values of float32 parameters are stored.
+    `entries` and `settings`, the indices of the settings that decided them, are by the ids of
+    variables; `values` is the dtype in which values of float32 parameters are stored.
     """
     trainable = {id(variable) for variable in model.trainable_variables}
     found = []
@@ -172,17 +169,13 @@ def find_sources(
         variables: The variables, whose `source` is set.
         decay_scale: The factor of FreezeNet-WD, or None.
         base: The variables of the base, or None.
-        layer_initializers: Layers and attributes of initializers, by the ids of their variables.
+        layer_initializers: What `initializers_of` returns.
         portable_only: Whether to leave out initializers of Keras, which are not portable.
     """
-    in_base = {} if base is None else _align([saved.variable for saved in variables], base)
-    from_base = [
-        # Random states of the base do not matter.
-        Source(BASE, index=in_base[i])
-        if i in in_base and not is_random_state(saved.variable)
-        else None
-        for i, saved in enumerate(variables)
-    ]
+    from_base: list[Source | None] = [None] * len(variables)
+    for i, index in _align([saved.variable for saved in variables], base or ()).items():
+        if not is_random_state(variables[i].variable):  # those of the base do not matter
+            from_base[i] = Source(BASE, index=index)
     _try_sources(variables, from_base, decay_scale, base)
     for saved in variables:
         if saved.source is not None or not saved.sourced.any():
@@ -192,10 +185,8 @@ def find_sources(
         may_be_pruned = saved.entry is not None and first == 0
         if (np.count_nonzero(saved.sourced) > 1 or may_be_pruned) and saved.equals(first):
             saved.source = Source(CONSTANT, pattern=int(first))
-    seeded = []
-    for saved in variables:
-        layer, attribute = layer_initializers.get(id(saved.variable), (None, ""))
-        seeded.append(None if layer is None else source_of(layer, attribute))
+    held = [layer_initializers.get(id(saved.variable)) for saved in variables]
+    seeded = [None if one is None else source_of(*one) for one in held]
     remembered = [None if saved.start is None else saved.start.source for saved in variables]
     for sources in (seeded, remembered):
         if portable_only:
@@ -245,11 +236,7 @@ def _labels(variables: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def check_explained(variables: Sequence[SavedVariable]) -> None:
-    """Refuse frozen weights that no source provides.
-
-    Raises:
-        ValueError: If there are any; the message names the variables and says what to do.
-    """
+    """Raise ValueError if there are frozen weights that no source provides."""
     lost = [
         saved
         for saved in variables

@@ -27,11 +27,7 @@ _LARGEST_ARRAY = 1 << 26  # elements
 
 
 def check_assets(model: keras.Model) -> None:
-    """Refuse layers that store files other than vocabularies.
-
-    Raises:
-        ValueError: If the model has such a layer.
-    """
+    """Raise ValueError if a model has layers that store files other than vocabularies."""
     for layer in _keras_private.all_layers(model):
         if hasattr(layer, "save_assets") and type(layer).save_assets not in _KNOWN_ASSETS:
             raise ValueError(
@@ -42,15 +38,11 @@ def check_assets(model: keras.Model) -> None:
 
 
 def vocabularies_of(model: keras.Model, all_of_them: bool) -> tuple[Vocabulary | None, ...]:
-    """Return the vocabularies of a model's lookup layers, in the order of its layers.
+    """Return the vocabularies of a model's lookup layers, as `Header` has them.
 
     Args:
         model: The model.
         all_of_them: Whether to include those that follow from the configuration.
-
-    Returns:
-        A tuple with an element for each lookup layer, None where there is nothing to store; an
-        empty tuple if all are None.
 
     Raises:
         ValueError: If a vocabulary cannot be read.
@@ -63,11 +55,7 @@ def vocabularies_of(model: keras.Model, all_of_them: bool) -> tuple[Vocabulary |
 
 
 def set_vocabularies(model: keras.Model, vocabularies: Sequence[Vocabulary | None]) -> None:
-    """Set the vocabularies of a model's lookup layers.
-
-    Raises:
-        FreezeFileError: If a vocabulary does not belong to its layer.
-    """
+    """Set the vocabularies of a model's lookup layers; raise FreezeFileError if they do not fit."""
     if not vocabularies:
         return
     layers = list(_lookups_in(model))
@@ -82,22 +70,14 @@ def set_vocabularies(model: keras.Model, vocabularies: Sequence[Vocabulary | Non
 
 
 def check_same_vocabularies(model: keras.Model, vocabularies: Sequence[Vocabulary | None]) -> None:
-    """Compare the vocabularies of a model with those of a file.
-
-    Raises:
-        FreezeFileError: If they differ.
-    """
+    """Raise FreezeFileError if a model has other vocabularies than a file."""
     found = vocabularies_of(model, all_of_them=True)
     if found != tuple(vocabularies):
         raise FreezeFileError("The vocabularies of the model differ from those of the file.")
 
 
 def check_configured(config: Any) -> None:
-    """Refuse lookup layers that would read a file of this machine, or create huge arrays.
-
-    Raises:
-        FreezeFileError: If the configuration of the model has such a layer.
-    """
+    """Raise FreezeFileError for lookup layers that would read a file, or create huge arrays."""
     for described in dictionaries_in(config):
         inner = described.get("config")
         if described.get("class_name") in _WITH_VOCABULARY and isinstance(inner, Mapping):

@@ -16,7 +16,6 @@ from keras_freeze.storage.checks.kinds import (
     ANY,
     KERAS_FUNCTIONS,
     Kind,
-    class_kinds,
     keras_kinds,
     kinds_of,
     place_of,
@@ -65,11 +64,7 @@ def check_configuration(config: Any, custom_objects: Mapping[str, Any] | None = 
 
 
 def check_initializer(config: Any) -> None:
-    """Refuse the configuration of an initializer that names what a `.freeze` file may not name.
-
-    Raises:
-        FreezeFileError: If it does; the message says what it names.
-    """
+    """Refuse the configuration of an initializer as `check_configuration` does."""
     _Check(None).visit(config, Kind.INITIALIZER, "initializer", 0)
 
 
@@ -116,7 +111,8 @@ class _Check:
         """
         found = self._registered(text)
         if found is not None and not kinds_of(found) & place:
-            raise _refusal(f"{text!r}, which is registered as {_described(found)},", where)
+            what = "class" if inspect.isclass(found) else "function"
+            raise _refusal(f"{text!r}, which is registered as a {what},", where)
 
     def _check_object(self, value: dict[Any, Any], place: Kind, where: str, depth: int) -> None:
         name = value["class_name"]
@@ -132,7 +128,10 @@ class _Check:
             return
         found = self._registered(value["registered_name"])
         module = value["module"]
-        kinds = keras_kinds(module, name) if found is None else class_kinds(found)
+        if found is None:
+            kinds = keras_kinds(module, name)
+        else:
+            kinds = kinds_of(found) if inspect.isclass(found) else Kind.NONE
         if not kinds & place:
             label = value["registered_name"] if found is not None else f"{module}.{name}"
             raise _refusal(f"{str(label)[:200]!r}", where)
@@ -166,20 +165,16 @@ class _Check:
         config = value["config"]
         if not isinstance(config, dict) and config is not None:
             raise _refusal(f"an object with the configuration {config!r:.100}", where)
-        parts = (
-            ("config", config or {}),
-            ("build_config", value.get("build_config") or {}),
-            ("compile_config", value.get("compile_config") or {}),
-        )
-        for part, contents in parts:
+        for part in ("config", "build_config", "compile_config"):
+            contents = value.get(part) or {}
             if not isinstance(contents, dict):
                 raise _refusal(f"`{part}` {contents!r:.100}", where)
             for key, inner in contents.items():
                 if key in _FILE_KEYS and isinstance(inner, str) and not is_custom:
                     raise _refusal(f"the path of a file ({inner[:100]!r})", _inside(where, key))
-                place = Kind.NONE if part == "build_config" else place_of(key, is_custom)
-                if part == "build_config" and is_custom:
-                    place = ANY
+                place = place_of(key, is_custom)
+                if part == "build_config":
+                    place = ANY if is_custom else Kind.NONE
                 self.visit(inner, place, _inside(where, key), depth + 2, key in _LABELS)
         for index, node in enumerate(_items(value.get("inbound_nodes"), where)):
             self._check_call(node, f"{where}.inbound_nodes[{index}]", depth + 2)
@@ -257,10 +252,6 @@ def _is_tensor(config: Any) -> bool:
 
 def _inside(where: str, key: Any) -> str:
     return f"{where}.{str(key)[:50]}" if len(where) < 300 else where
-
-
-def _described(found: Any) -> str:
-    return f"a {'class' if inspect.isclass(found) else 'function'}"
 
 
 def _limit(what: str) -> FreezeFileError:

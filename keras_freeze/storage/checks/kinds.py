@@ -147,19 +147,14 @@ def keras_kinds(module: Any, name: str) -> Kind:
     return kinds
 
 
-def class_kinds(found: Any) -> Kind:
-    """Return the kinds of the instances of a class that is registered or passed."""
-    return kinds_of(found) if inspect.isclass(found) else Kind.NONE
-
-
 def kinds_of(found: Any) -> Kind:
     """Return the kinds of a registered class, of its instances, or of a registered function."""
     if not callable(found):
         return Kind.NONE
     if str(getattr(found, "__module__", "")).split(".")[0] == "keras":
         # Keras's classes have to be on the list, even if they are registered.
-        module = "builtins" if not inspect.isclass(found) else _public_module(found)
-        return keras_kinds(module, found.__name__) if module != "builtins" else Kind.NONE
+        is_class = inspect.isclass(found)
+        return keras_kinds(_public_module(found), found.__name__) if is_class else Kind.NONE
     if not inspect.isclass(found):
         return _FUNCTIONS
     kinds = Kind.NONE

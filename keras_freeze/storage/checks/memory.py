@@ -12,24 +12,20 @@ _MEMORY = Path("/proc/meminfo")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
-def default_max_bytes() -> int:
-    """Return a quarter of the free memory in bytes."""
-    return free_memory() // 4
-
-
 def free_memory() -> int:
     """Return the memory in bytes that this process can still allocate, as the system reports it."""
     found = (_linux_memory(), _control_group_memory(), _posix_memory(), _windows_memory())
     return min((size for size in found if size is not None), default=_UNKNOWN_MEMORY)
 
 
-def check_announced(needed: int, max_bytes: int | None) -> None:
-    """Compare the size of a file's variables with the limit.
+def limit_of(max_bytes: int | None) -> int:
+    """Return an argument `max_bytes`; for None a quarter of the free memory in bytes."""
+    return free_memory() // 4 if max_bytes is None else max_bytes
 
-    Raises:
-        FreezeFileError: If `needed` is larger than `max_bytes` or, if that is None, the default.
-    """
-    limit = default_max_bytes() if max_bytes is None else max_bytes
+
+def check_announced(needed: int, max_bytes: int | None) -> None:
+    """Raise FreezeFileError if variables of this size in bytes are larger than the limit."""
+    limit = limit_of(max_bytes)
     if needed > limit:
         raise FreezeFileError(
             f"The variables of the file take {needed:,} bytes, more than the limit of {limit:,} "

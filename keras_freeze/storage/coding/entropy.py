@@ -199,8 +199,8 @@ class Histogram:
     def __init__(self, symbols: np.ndarray, weights: np.ndarray) -> None:
         self.symbols = symbols
         self.weights = weights
-        self._probabilities = probabilities(1 << weights) if len(symbols) > 1 else np.array([TOTAL])
-        self.model = _model(self._probabilities) if len(symbols) > 1 else None
+        self.probabilities = probabilities(1 << weights) if len(symbols) > 1 else np.array([TOTAL])
+        self.model = _model(self.probabilities) if len(symbols) > 1 else None
 
     @classmethod
     def of_counts(cls, counts: np.ndarray) -> "Histogram":
@@ -210,14 +210,17 @@ class Histogram:
         weights = np.rint(_LARGEST_WEIGHT + np.log2(share)).clip(0, _LARGEST_WEIGHT)
         return cls(symbols.astype(np.uint8), weights.astype(int))
 
-    def cost(self, counts: np.ndarray) -> float:
-        """Estimate the bits that `counts` bytes and the histogram take."""
-        symbols = self.symbols.astype(int)
+    @classmethod
+    def cost(cls, counts: np.ndarray) -> float:
+        """Estimate the bits that bytes with these 256 frequencies and their histogram take."""
+        histogram = cls.of_counts(counts)
+        symbols = histogram.symbols.astype(int)
         if len(symbols) == 1:
             return 9.0
         gaps = 2 * np.floor(np.log2(np.diff(symbols))) + 1
         table = 2 * np.log2(len(symbols)) + 9 + gaps.sum() + _WEIGHT_BITS * len(symbols)
-        return float(table - (counts[symbols] * np.log2(self._probabilities / TOTAL)).sum())
+        shares = histogram.probabilities / TOTAL
+        return float(table - (counts[symbols] * np.log2(shares)).sum())
 
 
 def _num_grouped(count: int, probability: int) -> int:

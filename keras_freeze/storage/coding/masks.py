@@ -243,6 +243,5 @@ def _cost(trained: tuple[np.ndarray, ...], levels: Sequence[np.ndarray]) -> floa
     clipped = np.clip(entry_levels, -_LARGEST, _LARGEST)
     gain = np.bincount(clipped + _LARGEST, minlength=2 * _LARGEST + 1)
     odds = np.log2(_PROBABILITIES / (TOTAL - _PROBABILITIES))
-    tables = [np.bincount(axis, minlength=256) for axis in levels]
-    side = sum(Histogram.of_counts(counts).cost(counts) for counts in tables)
+    side = sum(Histogram.cost(np.bincount(axis, minlength=256)) for axis in levels)
     return float(if_frozen - (gain * odds).sum() + side)

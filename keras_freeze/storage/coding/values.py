@@ -104,8 +104,8 @@ def _group(counts: Sequence[np.ndarray]) -> tuple[list[int], list[Histogram]]:
         if not array_counts.any():
             groups.append(0)
             continue
-        costs = [_cost(total + array_counts) - _cost(total) for total in sums]
-        costs.append(_cost(array_counts) + 2.0)
+        costs = [Histogram.cost(total + array_counts) - Histogram.cost(total) for total in sums]
+        costs.append(Histogram.cost(array_counts) + 2.0)
         group = int(np.argmin(costs))
         if group == len(sums):
             sums.append(array_counts.copy())
@@ -113,7 +113,3 @@ def _group(counts: Sequence[np.ndarray]) -> tuple[list[int], list[Histogram]]:
             sums[group] += array_counts
         groups.append(group)
     return groups, [Histogram.of_counts(total) for total in sums]
-
-
-def _cost(counts: np.ndarray) -> float:
-    return Histogram.of_counts(counts).cost(counts)
