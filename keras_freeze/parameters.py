@@ -88,17 +88,7 @@ class Parameter:
 
 
 def path_of(variable: Any) -> str:
-    """Return a variable's path.
-
-    Args:
-        variable: A Keras variable, or a `tf.Variable`.
-
-    Returns:
-        The Keras path, or the TensorFlow name without its `":0"`.
-
-    Raises:
-        TypeError: If `variable` is neither.
-    """
+    """Return the path of a Keras variable, or the name of a `tf.Variable` without its `":0"`."""
     path = getattr(variable, "path", None)
     if isinstance(path, str):
         return path
@@ -213,11 +203,7 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
 
 
 def frozen_candidates(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the parameters whose entries may be frozen.
-
-    Raises:
-        ValueError: If there are none.
-    """
+    """Return the parameters whose entries may be frozen; raise ValueError if there are none."""
     candidates = [p for p in parameters if p.is_frozen_candidate]
     if not candidates:
         raise ValueError(

@@ -45,11 +45,7 @@ class Source:
 
     @classmethod
     def from_json(cls, value: Any) -> "Source":
-        """Return the source that `to_json` described.
-
-        Raises:
-            ValueError: for anything else.
-        """
+        """Return the source that `to_json` described; raise ValueError for anything else."""
         match value:
             case ["constant", pattern]:
                 return cls(CONSTANT, pattern=check_json_int("constant", pattern, 2**64))
@@ -85,11 +81,7 @@ class Start:
 
     @classmethod
     def from_json(cls, value: Any) -> "Start":
-        """Return the start that `to_json` described.
-
-        Raises:
-            ValueError: for anything else.
-        """
+        """Return the start that `to_json` described; raise ValueError for anything else."""
         source, checksum, drawn_with = value
         check_json_int("checksum", checksum, 2**32)
         return cls(Source.from_json(source), checksum, str(drawn_with))

@@ -54,11 +54,7 @@ def check_int(name: str, value: Any, minimum: int = 0, end: int | None = None) -
 
 
 def check_json_int(name: str, value: Any, end: int) -> int:
-    """Return an integer from 0 to `end - 1` as it was read from JSON.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """Return an integer from 0 to `end - 1`; raise ValueError for anything else in JSON."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
         raise ValueError(f"{name} is {value!r:.100}, not an integer in [0, {end})")
     return value
@@ -101,22 +97,14 @@ def check_number(
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Return True or False.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Return True or False; raise TypeError for anything else."""
     if not isinstance(value, bool):
         raise type_error(name, value, "True or False")
     return value
 
 
 def check_one_of(name: str, value: Any, accepted: Iterable[str]) -> str:
-    """Return one of several strings.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """Return one of several strings; raise ValueError for anything else."""
     names = list(accepted)
     if not isinstance(value, str) or value not in names:
         raise value_error(name, value, f"one of {', '.join(map(repr, names))}")
@@ -124,17 +112,7 @@ def check_one_of(name: str, value: Any, accepted: Iterable[str]) -> str:
 
 
 def check_instance(name: str, value: Any, kind: type[_T], accepted: str) -> _T:
-    """Return an instance of a class.
-
-    Args:
-        name: the argument's name.
-        value: what was passed for it.
-        kind: the class.
-        accepted: the class in words, such as "a keras.Model".
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Return an instance of a class, `accepted` in words; raise TypeError for anything else."""
     if not isinstance(value, kind):
         raise type_error(name, value, accepted)
     return value

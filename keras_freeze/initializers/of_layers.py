@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.bits import as_bits, checksum, numpy_dtype
+from keras_freeze._version import __version__
 from keras_freeze.initializers.portable import SEEDED
 from keras_freeze.initializers.seeded import ConstantSigma, SeededInitializer
 from keras_freeze.parameters import Parameter, path_of
@@ -210,9 +211,24 @@ def models_in_use() -> Iterator[keras.Model]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def present_versions() -> str:
+def versions() -> dict[str, str]:
+    """Return the versions of keras_freeze, Keras and its backend, by name."""
+    return {
+        "keras_freeze": __version__,
+        "keras": keras.__version__,
+        keras.backend.backend(): backend.VERSION,
+    }
+
+
+def in_words(found: Mapping[str, str]) -> str:
     """Return the versions that decide which numbers an initializer of Keras draws."""
-    return f"Keras {keras.__version__} on {keras.backend.backend()} {backend.VERSION}"
+    backends = [f"{name} {found[name]}" for name in found if name not in ("keras", "keras_freeze")]
+    return f"Keras {found.get('keras')} on {', '.join(backends)}"
+
+
+def start_of(source: Source, bits: np.ndarray, drawn_with: Mapping[str, str]) -> Start:
+    """Return the start of values, as bit patterns, that a source gives with these versions."""
+    return Start(source, checksum(bits), "" if is_portable(source) else in_words(drawn_with))
 
 
 def _start(parameter: Parameter, source: Source | None) -> Start | None:
@@ -224,10 +240,8 @@ def _start(parameter: Parameter, source: Source | None) -> Start | None:
         drawn = draw(source, tuple(variable.shape), dtype)
     except ValueError:
         return None
-    digest = checksum(as_bits(drawn))
-    if digest != _checksum_of(variable):
-        return None
-    return Start(source, digest, "" if is_portable(source) else present_versions())
+    start = start_of(source, as_bits(drawn), versions())
+    return start if start.checksum == _checksum_of(variable) else None
 
 
 def _checksum_of(variable: Any) -> int:

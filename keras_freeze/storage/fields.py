@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze.storage.errors import FreezeFileError
@@ -13,6 +15,10 @@ _MOST_VALUES = 2**48  # of one variable
 
 MASK_ONLY = "mask"
 """The `content` of a file that holds a mask only."""
+
+
+PlainEntry = tuple[int, str, np.ndarray, bool]
+"""Position, path and boolean array of an entry, and whether it is a weight: as in `MaskEntry`."""
 
 
 class MaskPart(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.bits import WIDTHS, as_bits, from_bits, little_endian, numpy_dtype
 from keras_freeze._utils.validation import check_instance, value_error
-from keras_freeze._version import __version__
 from keras_freeze.initializers import seeded
 from keras_freeze.model_state import ModelOptimizers, freeze_optimizers_in, is_built
 from keras_freeze.parameters import path_of
@@ -108,12 +107,10 @@ def config_of(model: keras.Model) -> dict[str, Any]:
         ValueError: If the model contains Python code or files, which a `.freeze` file cannot hold.
     """
     check_assets(model)
-    try:
-        with _keras_private.object_sharing_scope(), warnings.catch_warnings():
-            warnings.filterwarnings("error", message="The object being serialized includes a `lam")
-            config = keras.saving.serialize_keras_object(model)
-    except UserWarning as error:
-        raise _lambda_error() from error
+    with _keras_private.object_sharing_scope(), warnings.catch_warnings():
+        # An error below; and Keras does not warn of those of a Lambda layer.
+        warnings.filterwarnings("ignore", message="The object being serialized includes a `lam")
+        config = keras.saving.serialize_keras_object(model)
     if "optimizer" in (config.get("compile_config") or {}) and model.optimizer is not None:
         # The optimizer as it is: whether Keras wraps it in a LossScaleOptimizer depends on the
         # global dtype policy.
@@ -121,8 +118,12 @@ def config_of(model: keras.Model) -> dict[str, Any]:
         config["compile_config"]["optimizer"] = optimizer
     shared: dict[int, int] = {}
     for described in dictionaries_in(config):
-        if described.get("class_name") == "__lambda__":  # of a Lambda layer: Keras does not warn
-            raise _lambda_error()
+        if described.get("class_name") == "__lambda__":
+            raise ValueError(
+                "The model contains a lambda function, which a `.freeze` file cannot hold. Use a "
+                "named function that is registered with "
+                "`keras.saving.register_keras_serializable`."
+            )
         if {"class_name", "config", "shared_object_id"} <= described.keys():  # a memory address
             number = shared.setdefault(described["shared_object_id"], len(shared))
             described["shared_object_id"] = number
@@ -202,25 +203,9 @@ def optimizer_variables(model: keras.Model) -> list[Any]:
     return list({id(v): v for v in optimizer.variables if id(v) not in ids}.values())
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of keras_freeze, Keras and its backend, by name."""
-    return {
-        "keras_freeze": __version__,
-        "keras": keras.__version__,
-        keras.backend.backend(): backend.VERSION,
-    }
-
-
 def finish_loading(model: keras.Model) -> None:
     """Let layers update what they derive from their variables, as `Normalization` does."""
     for layer in _keras_private.all_layers(model):
         # Discretization has no variables to derive its state from, and would lose it.
         if hasattr(layer, "finalize_state") and layer.variables:
             layer.finalize_state()
-
-
-def _lambda_error() -> ValueError:
-    return ValueError(
-        "The model contains a lambda function, which a `.freeze` file cannot hold. Use a named "
-        "function that is registered with `keras.saving.register_keras_serializable`."
-    )

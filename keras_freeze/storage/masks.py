@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
 from keras_freeze.storage.checks.memory import check_announced
@@ -22,6 +20,7 @@ from keras_freeze.storage.errors import (
 from keras_freeze.storage.fields import (
     MASK_ONLY,
     MaskPart,
+    PlainEntry,
     check_positions,
     check_shape,
     check_type,
@@ -32,9 +31,6 @@ from keras_freeze.storage.fields import (
 )
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.old_masks import is_old_mask, read_old_mask
-
-PlainEntry = tuple[int, str, np.ndarray, bool]
-"""Position, path and boolean array of an entry, and whether it is a weight: as in `MaskEntry`."""
 
 
 @dataclass(frozen=True)

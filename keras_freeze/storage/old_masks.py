@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
-from keras_freeze.storage.fields import MaskPart, check_positions, check_shape
+from keras_freeze.storage.fields import MaskPart, PlainEntry, check_positions, check_shape
 
 _MAGIC = b"keras_freeze mask 1\n"
 _LENGTH_BYTES = 8
@@ -28,10 +28,8 @@ def is_old_mask(path: str | os.PathLike[str]) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def read_old_mask(
-    path: str | os.PathLike[str],
-) -> tuple[list[tuple[int, str, np.ndarray, bool]], int]:
-    """Return the entries of a mask file (see `PlainEntry`), and how many weights it rescued."""
+def read_old_mask(path: str | os.PathLike[str]) -> tuple[list[PlainEntry], int]:
+    """Return the entries of a mask file, and how many weights it rescued."""
     with open(path, "rb") as file:
         content = file.read()
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
@@ -41,7 +39,7 @@ def read_old_mask(
         return _decode(body[len(_MAGIC) :])
 
 
-def _decode(body: bytes) -> tuple[list[tuple[int, str, np.ndarray, bool]], int]:
+def _decode(body: bytes) -> tuple[list[PlainEntry], int]:
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:end])
     bits = np.frombuffer(body, np.uint8)[end:]

@@ -1,6 +1,6 @@
 """Restore the values of all variables of a model from a `.freeze` file."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from keras_freeze import initializers
 from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, numpy_dtype
-from keras_freeze.initializers.of_layers import is_portable
+from keras_freeze.initializers.of_layers import start_of, versions
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import path_of, same_path
-from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
+from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Start
 from keras_freeze.storage.coding.values import decode_values
 from keras_freeze.storage.container import Container
 from keras_freeze.storage.errors import FreezeFileError
@@ -21,7 +21,6 @@ from keras_freeze.storage.keras_model import (
     dtype_of,
     fingerprint,
     is_random_state,
-    versions,
 )
 from keras_freeze.storage.masks import decode_entries
 from keras_freeze.storage.origin import regenerate, scaled
@@ -65,7 +64,8 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         if record.source is not None:
             rest = next(sourced)
             if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
-                starts[record.entry.position] = _start(header, record.source, rest)
+                start = start_of(record.source, rest, header.versions)
+                starts[record.entry.position] = start
             if chosen is not None:
                 if header.decay_scale is not None and record.source.kind != CONSTANT:
                     rest = scaled(rest, record.dtype, header.decay_scale)
@@ -75,17 +75,6 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
             raise _mismatch(header, record)
         values.append(bits)
     return Values(values, mask, starts, optimizer)
-
-
-def _start(header: Header, source: Source, bits: np.ndarray) -> Start:
-    drawn_with = "" if is_portable(source) else _versions_in_words(header.versions)
-    return Start(source, checksum(bits), drawn_with)
-
-
-def _versions_in_words(found: Mapping[str, str]) -> str:
-    """Return the same text as `present_versions`, for the machine that wrote a file."""
-    backends = [f"{name} {found[name]}" for name in found if name not in ("keras", "keras_freeze")]
-    return f"Keras {found.get('keras')} on {', '.join(backends)}"
 
 
 def check_variables(header: Header, variables: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ import keras
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, check_one_of
-from keras_freeze.initializers.of_layers import initializers_of
+from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import ModelOptimizers, get_mask
@@ -33,7 +33,6 @@ from keras_freeze.storage.keras_model import (
     optimizer_variables,
     set_bits,
     variables_of,
-    versions,
 )
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.restoring import check_variables

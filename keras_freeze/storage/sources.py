@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
-from keras_freeze.initializers.of_layers import is_portable, present_versions, source_of
+from keras_freeze.initializers.of_layers import in_words, is_portable, source_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.optimizer.checkpoint import State
@@ -251,9 +251,9 @@ def check_explained(variables: Sequence[SavedVariable]) -> None:
         drawn_with = sorted({saved.start.drawn_with for saved in elsewhere if saved.start})
         raise ValueError(
             f"The frozen weights of {_paths(elsewhere)} were drawn by initializers of Keras with "
-            f"{', '.join(drawn_with)}, and {present_versions()} draws other numbers from the same "
-            "seeds. Save the model where they were drawn; or pass the model or file that they come "
-            "from as `base`; or pass `include_frozen=True` to put them into the file."
+            f"{', '.join(drawn_with)}, and {in_words(versions())} draws other numbers from the "
+            "same seeds. Save the model where they were drawn; or pass the model or file that they "
+            "come from as `base`; or pass `include_frozen=True` to put them into the file."
         )
     if lost:
         raise ValueError(
@@ -278,7 +278,7 @@ def warn_if_not_portable(variables: Sequence[SavedVariable]) -> None:
         warnings.warn(
             f"The file stores the seeds of Keras initializers instead of the values of "
             f"{_paths(bound)}. Other backends and versions draw other numbers from them: the file "
-            f"can be loaded with {present_versions()} only. For a file that can be loaded "
+            f"can be loaded with {in_words(versions())} only. For a file that can be loaded "
             "everywhere, call `keras_freeze.reinitialize(model, seed=...)` before `freeze`, or "
             "pass `include_frozen=True`.",
             stacklevel=3,

@@ -6,7 +6,7 @@ any class or function that Keras exports, and have it called. Here each one must
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -176,7 +176,10 @@ class _Check:
                 if part == "build_config":
                     place = ANY if is_custom else Kind.NONE
                 self.visit(inner, place, _inside(where, key), depth + 2, key in _LABELS)
-        for index, node in enumerate(_items(value.get("inbound_nodes"), where)):
+        nodes = value.get("inbound_nodes")
+        if nodes is not None and not isinstance(nodes, (list, tuple)):
+            raise _refusal(f"`inbound_nodes` {nodes!r:.100}", where)
+        for index, node in enumerate(nodes or ()):
             self._check_call(node, f"{where}.inbound_nodes[{index}]", depth + 2)
 
     def _check_call(self, node: Any, where: str, depth: int) -> None:
@@ -226,14 +229,6 @@ class _Check:
             self.visit(config["shape"], Kind.NONE, where, depth + 1)
             return
         raise _refusal(f"{name[:100]!r}", where)
-
-
-def _items(value: Any, where: str) -> Sequence[Any]:
-    if value is None:
-        return ()
-    if not isinstance(value, (list, tuple)):
-        raise _refusal(f"`inbound_nodes` {value!r:.100}", where)
-    return value
 
 
 def _is_tensor(config: Any) -> bool:

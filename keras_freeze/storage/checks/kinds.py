@@ -129,9 +129,8 @@ def place_of(key: Any, is_custom: bool) -> Kind:
     ending = str(key).rsplit("_", 1)[-1]
     if ending in _ENDINGS:
         return _ENDINGS[ending]
-    if is_custom and key != "dtype":
-        return ANY | _PLACES.get(str(key), Kind.NONE)
-    return _PLACES.get(str(key), Kind.NONE)
+    place = _PLACES.get(str(key), Kind.NONE)
+    return ANY | place if is_custom and key != "dtype" else place
 
 
 def keras_kinds(module: Any, name: str) -> Kind:
