@@ -326,9 +326,9 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _row(parameter: Parameter, mask: FreezeMask | None) -> Row:
     num_trained, is_weight = parameter.size, parameter.is_frozen_candidate
     if mask is not None:
-        entry = mask.find(parameter.variable)
+        entry = mask.find(parameter.variable)  # None outside the mask, where all is trained
         is_weight = entry is not None and entry.is_weight
-        if entry is not None:  # outside the mask all is trained: a bias, for example
+        if entry is not None:
             num_trained = int(np.count_nonzero(entry.trained))
     shape = tuple(int(length) for length in parameter.variable.shape)
     return Row(parameter.path, parameter.kind, shape, parameter.size, num_trained, is_weight)
