@@ -14,7 +14,7 @@ from helpers import (
     crossentropy,
     dense_model,
     fit,
-    gradients_by_tape,
+    gradients_by_autodiff,
     is_weight,
     same_bits,
     sgd,
@@ -29,8 +29,8 @@ from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
 from keras_freeze.gradients.flow import gradient_flow
 
 pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
-tensorflow_only = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="written for TensorFlow"
+traced_only = pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="PyTorch traces nothing"
 )
 
 
@@ -242,13 +242,12 @@ def test_model_is_left_as_it_was_after_an_error():
     assert everything(model) == before
 
 
-@pytest.mark.cases(1)
-@tensorflow_only
+@pytest.mark.cases(1, jax=0)
 def test_batch_normalization_uses_the_statistics_of_the_batch():
     x, y = blobs()
     model = compiled(dense_model(), sgd())
     fit(model, x, y)
-    gradients = gradients_by_tape(model, x, y)
+    gradients = gradients_by_autodiff(model, x, y)
     expected = np.abs(np.concatenate([g.ravel() for g in gradients])).mean()
     assert np.isclose(gradient_flow(model, x, y, batch_size=48), expected, rtol=1e-5)
 
@@ -278,13 +277,13 @@ def assert_same_training(results):
     assert min(flow.history["gradient_flow"]) > 0.0
 
 
-@pytest.mark.cases(1)
-@tensorflow_only
+@pytest.mark.cases(1, jax=0)
 def test_training_is_the_same_with_and_without_the_callback():
     x, y = blobs()
 
     def train(model, callbacks):
-        model.compile(model.optimizer, crossentropy(), steps_per_execution=3)
+        steps = 1 if keras.backend.backend() == "torch" else 3  # Keras has no more on PyTorch
+        model.compile(model.optimizer, crossentropy(), steps_per_execution=steps)
         return fit(
             model,
             x,
@@ -346,8 +345,7 @@ def test_history_starts_anew_with_each_fit_and_counts_epochs_from_the_initial_on
     assert flow.history["gradient_flow_deviation"] == [0.0, 0.0, 0.0]  # one batch
 
 
-@pytest.mark.cases(1)
-@tensorflow_only
+@pytest.mark.cases(1, jax=0)
 def test_mask_found_in_the_first_batch_counts_from_then_on():
     x, y = blobs()
     model = compiled(plain_model())
@@ -359,12 +357,12 @@ def test_mask_found_in_the_first_batch_counts_from_then_on():
         for rows in (slice(0, 32), slice(32, 48))
     ]
     expected = (32 * np.abs(trained[0]).mean() + 16 * np.abs(trained[1]).mean()) / 48
-    assert flow.history["gradient_flow"][0] == dense
+    assert np.isclose(flow.history["gradient_flow"][0], dense, rtol=1e-6)
     assert np.isclose(flow.history["gradient_flow"][1], expected, rtol=1e-5)
 
 
 @pytest.mark.cases(1)
-@tensorflow_only
+@traced_only
 def test_model_is_traced_once_for_all_epochs():
     x, y = blobs()
     calls = []

@@ -4,7 +4,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import blobs, compiled, dense_model, is_weight, sgd, values_of
+from helpers import (
+    blobs,
+    compiled,
+    dense_model,
+    gradients_by_autodiff,
+    is_weight,
+    sgd,
+    values_of,
+)
 from keras import layers
 
 import keras_freeze as kf
@@ -13,8 +21,11 @@ from keras_freeze.criteria.grasp_criterion import GraSP
 
 pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 tensorflow_only = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="written for TensorFlow"
+    keras.backend.backend() != "tensorflow", reason="the name of an operation of TensorFlow"
 )
+
+# Keras reduces a loss to float32 on PyTorch, whose rounding a small step would magnify.
+STEP, TOLERANCE = (1e-3, 2e-3) if keras.backend.backend() == "torch" else (1e-5, 1e-5)
 
 # A network of two kernels and biases in NumPy, whose gradient also takes complex weights.
 
@@ -107,9 +118,9 @@ NETWORKS = {
             layers.Flatten(),
         ],
     ),
-    "batch normalisation": ((6,), [layers.Dense(5), layers.BatchNormalization()]),
-    "layer normalisation": ((6,), [layers.Dense(5, "tanh"), layers.LayerNormalization()]),
-    "group normalisation": ((6,), [layers.Dense(6, "tanh"), layers.GroupNormalization(2)]),
+    "batch normalization": ((6,), [layers.Dense(5), layers.BatchNormalization()]),
+    "layer normalization": ((6,), [layers.Dense(5, "tanh"), layers.LayerNormalization()]),
+    "group normalization": ((6,), [layers.Dense(6, "tanh"), layers.GroupNormalization(2)]),
     "dropout": ((6,), [layers.Dense(9, activation="tanh"), layers.Dropout(0.4)]),
     "embedding": ((4,), [layers.Embedding(3, 5), layers.Flatten()]),
     "lstm": ((4, 3), [layers.LSTM(4)]),
@@ -135,15 +146,13 @@ def attention_network():
 def score_by_differences(model, x, y, loss):
     """w * (H g), H g being the change of the gradient along itself."""
     variables = [v for v in model.trainable_variables if is_weight(v)]
-    weights, state = values_of(variables), values_of(model.non_trainable_variables)
+    weights = values_of(variables)
 
     def gradient():
-        for variable, value in zip(model.non_trainable_variables, state, strict=True):
-            variable.assign(value)  # the same Dropout every time
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        gradients = tape.gradient(value, [v.value for v in variables])
-        return [tf.convert_to_tensor(g).numpy() for g in gradients]
+        keras.utils.set_random_seed(0)  # the same Dropout every time, on PyTorch too
+        gradients = gradients_by_autodiff(model, x, y, loss)
+        pairs = zip(model.trainable_variables, gradients, strict=True)
+        return [g for v, g in pairs if is_weight(v)]
 
     def gradient_at(step):
         for variable, w, g in zip(variables, weights, along, strict=True):
@@ -151,17 +160,15 @@ def score_by_differences(model, x, y, loss):
         return gradient()
 
     along = gradient()
-    step = 1e-5 / np.linalg.norm(joined(along))
+    step = STEP / np.linalg.norm(joined(along))
     pairs = zip(weights, gradient_at(step), gradient_at(-step), strict=True)
     scores = [w * (ahead - behind) / (2 * step) for w, ahead, behind in pairs]
     gradient_at(0.0)
-    for variable, value in zip(model.non_trainable_variables, state, strict=True):
-        variable.assign(value)
     return scores
 
 
 @pytest.mark.cases(1)
-@tensorflow_only
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX computes in float32 here")
 @pytest.mark.parametrize("name", [*NETWORKS, "attention"])
 def test_score_is_that_of_finite_differences(name):
     model = attention_network() if name == "attention" else float64_network(name)
@@ -170,9 +177,10 @@ def test_score_is_that_of_finite_differences(name):
         x = np.random.default_rng(0).integers(0, 3, (12, 4))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
     expected = score_by_differences(model, x, np.arange(12) % 3, loss)
+    keras.utils.set_random_seed(0)
     found = scores_of(model, x, np.arange(12) % 3, GraSP(1.0), loss=loss)
     assert all(np.abs(e).max() > 1e-9 for e in expected)
-    assert close(found, expected, 1e-5)
+    assert close(found, expected, TOLERANCE)
 
 
 def test_pieces_of_a_batch_give_the_score_of_the_batch():

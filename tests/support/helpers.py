@@ -118,22 +118,46 @@ def equals_by_hand(found, expected):
     return np.array_equal(found, expected) if expected.any() else found.sum() == 1
 
 
-def gradients_by_tape(model, x, y, loss=None):
-    """The gradients of a loss at the model's present values, moving statistics kept."""
-    import tensorflow as tf
-
+def gradients_by_autodiff(model, x, y, loss=None):
+    """The backend's own gradients of a loss at the model's present values, its state kept."""
+    of_backend = {"tensorflow": _tensorflow_gradients, "jax": _jax_gradients}
     loss = crossentropy() if loss is None else loss
     state = [(v, value_of(v)) for v in model.non_trainable_variables]
-    variables = [v.value for v in model.trainable_variables]
-    with tf.GradientTape() as tape:
-        value = loss(y, model(x, training=True))
-    gradients = tape.gradient(value, variables)
+    gradients = of_backend.get(keras.backend.backend(), _torch_gradients)(model, x, y, loss)
     for variable, before in state:
         variable.assign(before)
     return [
-        np.zeros(v.shape, "float32") if g is None else np.array(tf.convert_to_tensor(g))
-        for g, v in zip(gradients, variables, strict=True)
+        np.zeros(v.shape, "float32") if g is None else value_of(g)
+        for g, v in zip(gradients, model.trainable_variables, strict=True)
     ]
+
+
+def _tensorflow_gradients(model, x, y, loss):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x, training=True))
+    gradients = tape.gradient(value, [v.value for v in model.trainable_variables])
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def _jax_gradients(model, x, y, loss):
+    import jax
+
+    def loss_of(trained, others):
+        outputs, _ = model.stateless_call(trained, others, x, training=True)
+        return loss(y, outputs)
+
+    groups = model.trainable_variables, model.non_trainable_variables
+    return jax.grad(loss_of)(*([v.value for v in group] for group in groups))
+
+
+def _torch_gradients(model, x, y, loss):
+    import torch
+
+    value = loss(keras.ops.convert_to_tensor(y), model(x, training=True))
+    variables = [v.value for v in model.trainable_variables]
+    return torch.autograd.grad(value, variables, allow_unused=True)
 
 
 def training_step(model, optimizer, loss, jit_compile):

@@ -15,7 +15,7 @@ from helpers import (
     dense_model,
     equals_by_hand,
     fit,
-    gradients_by_tape,
+    gradients_by_autodiff,
     is_weight,
     mask_by_hand,
     same_bits,
@@ -68,7 +68,7 @@ def test_small_floats_freeze_the_least_salient_in_float32(dtype, way):
     scaled = isinstance(model.optimizer, ko.LossScaleOptimizer)
     assert scaled == (dtype == "mixed_float16")
     start = values_of(model.trainable_variables)
-    gradients = gradients_by_tape(model, x, y)
+    gradients = gradients_by_autodiff(model, x, y)
     if way == "freeze":
         kf.freeze(model, x, y)
     fit(model, x, y, batch_size=48, epochs=3)
@@ -128,7 +128,7 @@ def test_a_criterion_of_ones_own_sees_gradients_without_the_loss_scale(way):
     scaled = ko.LossScaleOptimizer(optimizer) if "outside" in way else optimizer
     model = compiled(dense_model(), scaled, run_eagerly=True)
     weights = [i for i, v in enumerate(model.trainable_variables) if is_weight(v)]
-    start, gradients = values_of(model.trainable_variables), gradients_by_tape(model, x, y)
+    start, gradients = values_of(model.trainable_variables), gradients_by_autodiff(model, x, y)
     scores = [np.abs(start[i]) + np.abs(gradients[i]) for i in weights]
     by_hand = mask_by_hand(scores, [np.ones_like(s) for s in scores], 0.75)
     if way == "freeze":
@@ -401,7 +401,7 @@ def test_inputs_that_are_always_zero_do_not_take_all_the_weights(way, jit_compil
     model = compiled(dense_model(), kf.FreezeOptimizer(sgd(), 0.25), jit_compile=jit_compile)
     start = values_of(model.trainable_variables)
     weights = [i for i, v in enumerate(model.trainable_variables) if is_weight(v)]
-    gradients = gradients_by_tape(model, x, y)
+    gradients = gradients_by_autodiff(model, x, y)
     by_hand = mask_by_hand([start[i] for i in weights], [gradients[i] for i in weights], 0.25)
     if way == "freeze":
         kf.freeze(model, x, y)

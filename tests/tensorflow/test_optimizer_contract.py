@@ -14,7 +14,7 @@ from helpers import (
     dense_model,
     equals_by_hand,
     fit,
-    gradients_by_tape,
+    gradients_by_autodiff,
     is_weight,
     mask_by_hand,
     same_bits,
@@ -539,7 +539,7 @@ def test_one_step_of_any_layer_is_the_masked_gradient_step(layer):
     mask = kf.freeze(model, x, y)
     variables = model.trainable_variables
     start = values_of(variables)
-    gradients = gradients_by_tape(model, x, y)
+    gradients = gradients_by_autodiff(model, x, y)
 
     weights = [i for i, v in enumerate(variables) if is_weight(v)]
     assert list(mask.paths) == [variables[i].path for i in weights]

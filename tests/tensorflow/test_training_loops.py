@@ -14,7 +14,7 @@ from helpers import (
     crossentropy,
     dense_model,
     fit,
-    gradients_by_tape,
+    gradients_by_autodiff,
     is_weight,
     mask_by_hand,
     same_bits,
@@ -42,7 +42,7 @@ def train_by_hand(model, data, loss=None, rates=(0.1, 0.1), momentum=0.9):
     """FreezeNet's algorithm 1 at rate 0.75; returns masks by position, first and last values."""
     variables = model.trainable_variables
     weights = [i for i, v in enumerate(variables) if is_weight(v)]
-    gradients = gradients_by_tape(model, *data[0], loss)
+    gradients = gradients_by_autodiff(model, *data[0], loss)
     start = values_of(variables)
     found = mask_by_hand([start[i] for i in weights], [gradients[i] for i in weights], 0.75)
     assert all(m.any() for m in found)
@@ -50,7 +50,7 @@ def train_by_hand(model, data, loss=None, rates=(0.1, 0.1), momentum=0.9):
     velocities = [np.zeros_like(v) for v in start]
     for rate in rates:
         for batch in data:
-            gradients = gradients_by_tape(model, *batch, loss)
+            gradients = gradients_by_autodiff(model, *batch, loss)
             for i, variable in enumerate(variables):
                 velocities[i] = momentum * velocities[i] - np.float32(rate) * gradients[i]
                 old = value_of(variable)
