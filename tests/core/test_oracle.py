@@ -67,7 +67,7 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
     model = make_model(freeze_rate=freeze_rate)
     x, y = make_data()
     start = numbers(model)
-    network = DenseByHand(start)
+    network = DenseByHand(start, LEARNING_RATE, MOMENTUM, L2)
 
     gradients = network.gradients(x[:BATCH], y[:BATCH])
     scores = [np.abs(gradients[i] * network.values[i]) for i in (0, 2, 4)]
@@ -80,15 +80,10 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
         kf.freeze(model, x[:BATCH], y[:BATCH])
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
 
-    velocities = [np.zeros_like(p) for p in network.values]
+    network.masks[::2] = masks.values()
     for step in range(3):
         rows = slice(step * BATCH, (step + 1) * BATCH)
-        gradients = network.gradients(x[rows], y[rows])
-        for i, parameter in enumerate(network.values):
-            trained = masks.get(i, True)
-            gradient = np.where(trained, gradients[i] + L2 * parameter, 0.0)
-            velocities[i] = MOMENTUM * velocities[i] - LEARNING_RATE * gradient
-            parameter += velocities[i]
+        network.step(x[rows], y[rows])
 
     mask = kf.get_mask(model)
     assert mask.num_trained == k

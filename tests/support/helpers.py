@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from oracle import brute_force_mask
 
 import keras_freeze as kf
 
@@ -100,17 +101,9 @@ def fit(model, x, y=None, **arguments):
 
 def mask_by_hand(weights, gradients, freeze_rate):
     """Equation 1 and algorithm 1 by sorting; without the rule of at least one weight a layer."""
-    scores = np.concatenate(
-        [np.abs(w * g).ravel() for w, g in zip(weights, gradients, strict=True)]
-    )
-    num_trained = int((1 - freeze_rate) * scores.size)  # exact for halves and quarters
-    flat = np.zeros(scores.size, bool)
-    flat[np.argsort(-scores, kind="stable")[:num_trained]] = True
-    masks, start = [], 0
-    for w in weights:
-        masks.append(flat[start : start + w.size].reshape(w.shape))
-        start += w.size
-    return masks
+    scores = [np.abs(w * g) for w, g in zip(weights, gradients, strict=True)]
+    num_trained = int((1 - freeze_rate) * sum(s.size for s in scores))  # exact for quarters
+    return brute_force_mask(scores, num_trained)
 
 
 def equals_by_hand(found, expected):

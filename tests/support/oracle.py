@@ -9,13 +9,14 @@ class DenseByHand:
     Args:
         values: kernels and biases in turn, of each layer.
         learning_rate, momentum: of SGD.
+        l2: the coupled weight decay of what is trained.
     """
 
-    def __init__(self, values, learning_rate=0.1, momentum=0.9):
+    def __init__(self, values, learning_rate=0.1, momentum=0.9, l2=0.0):
         self.values = [value.astype("float64") for value in values]
         self.masks = [np.ones(value.shape, bool) for value in values]
         self._velocities = [np.zeros(value.shape) for value in values]
-        self._rate, self._momentum = learning_rate, momentum
+        self._rate, self._momentum, self._l2 = learning_rate, momentum, l2
 
     def _forward(self, x):
         """What each layer is given, and the logarithms of the probabilities."""
@@ -59,6 +60,7 @@ class DenseByHand:
     def step(self, x, y):
         """One step that leaves what is not trained as it is."""
         for i, gradient in enumerate(self.gradients(x, y)):
+            gradient = gradient + self._l2 * self.values[i]
             self._velocities[i] = self._momentum * self._velocities[i] - self._rate * gradient
             self.values[i] = self.values[i] + np.where(self.masks[i], self._velocities[i], 0.0)
 
