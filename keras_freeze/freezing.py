@@ -31,7 +31,7 @@ from keras_freeze.model_state import (
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.inner_optimizer import is_one_of_several, walk
 from keras_freeze.parameters import classify
-from keras_freeze.restricted.restriction import restrict_where_trained
+from keras_freeze.restricted.layers import restrict_where_trained
 from keras_freeze.user_masks import MaskLike, mask_from, parts_for
 
 

@@ -22,8 +22,7 @@ from keras_freeze.initializers.of_layers import (
 from keras_freeze.initializers.portable import VarianceScaling, portable_version
 from keras_freeze.model_state import ModelOptimizers, check_model, retrace
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
-from keras_freeze.restricted import layers as sparse_gradients
-from keras_freeze.restricted.restriction import restrict_where_trained
+from keras_freeze.restricted.layers import is_restricted, restrict_where_trained
 
 # Other parameters than weights, a random bias for instance, have streams from here on.
 _OTHER_STREAMS = 1 << 31
@@ -81,7 +80,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
     values += _other_values(model, seed if initializer is None else None)
     optimizers = ModelOptimizers(model)
     _warn_of_loss(model, weights, optimizers)
-    was_restricted = any(map(sparse_gradients.is_restricted, _keras_private.all_layers(model)))
+    was_restricted = any(map(is_restricted, _keras_private.all_layers(model)))
     for variable, value in values:
         variable.assign(value)
     for variable, draw in zip(weights, drawn, strict=True):

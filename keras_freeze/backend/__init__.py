@@ -1,10 +1,13 @@
 """The few operations that differ between Keras's backends: one module each, the same functions.
 
-`tensorflow` alone has what `keras_freeze.restricted` needs; `RESTRICTS_GRADIENTS` says so.
+`defaults` has what a backend does unless its own module says otherwise. `tensorflow` alone has what
+`keras_freeze.restricted` needs; `RESTRICTS_GRADIENTS` says so.
 """
 
 # ruff: noqa: F403 - the modules are alike, which a test checks
 import keras
+
+from keras_freeze.backend.defaults import *
 
 if keras.backend.backend() == "tensorflow":
     from keras_freeze.backend.tensorflow import *

@@ -77,11 +77,6 @@ def num_replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
-def num_processes() -> int:
-    """Return how many processes train together, each with its own part of the data."""
-    return 1  # `check_strategy` refuses the strategies of several
-
-
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
     """Return the dense sums of the gradients of all replicas, None where there is none."""
     found = [to_dense(g) for g in gradients if g is not None]

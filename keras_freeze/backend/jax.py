@@ -12,7 +12,6 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from keras_freeze import _keras_private
-from keras_freeze.backend.without_graphs import *  # noqa: F403
 
 VERSION = jax.__version__
 
@@ -158,16 +157,6 @@ def _tensor(value: Any) -> Any:
     return value.value if isinstance(value, keras.Variable) else value
 
 
-def is_mutable_tensor(value: Any) -> bool:
-    """Return whether it is a tensor that can be changed in place: never on this backend."""
-    return False
-
-
-def refill(tensor: Any, content: Any) -> None:
-    """Set the values of such a tensor."""
-    raise NotImplementedError
-
-
 def read(variable: Any) -> Any:
     """Return the variable's value now, which later assignments do not change."""
     # A copy: `fit` hands the arrays of variables over to JAX, which may overwrite them.
@@ -270,11 +259,6 @@ def known_value(variable: Any) -> np.ndarray | None:
     return np.array(value) if is_known and not value.is_deleted() else None
 
 
-def without_gradients() -> contextlib.AbstractContextManager[None]:
-    """Return a scope without gradients: none is needed, as JAX differentiates functions only."""
-    return contextlib.nullcontext()
-
-
 def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     """Return a function that is compiled for each structure and shapes of its arguments.
 
@@ -317,32 +301,9 @@ def rows(tensor: Any, part: slice) -> Any:
     return tensor[part]
 
 
-def keep_gradients(variables: Sequence[Any]) -> list[Any]:
-    """Return an empty list: variables store no gradients."""
-    return []
-
-
-def put_back_gradients(kept: list[Any]) -> None:
-    """Do nothing."""
-
-
-def random_state() -> Any:
-    """Return an empty state: JAX has no global random state."""
-    return ()
-
-
-def set_random_state(state: Any) -> None:
-    """Do nothing."""
-
-
 def is_tracer(value: Any) -> bool:
     """Return whether a value is not computed yet because a function of JAX is being traced."""
     return isinstance(value, jax.core.Tracer)
-
-
-def eager_steps() -> contextlib.AbstractContextManager[Any]:
-    """Return a scope for training steps; functions that these compile themselves are compiled."""
-    return contextlib.nullcontext()
 
 
 def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:

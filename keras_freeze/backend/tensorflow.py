@@ -20,9 +20,6 @@ from keras_freeze.backend._tensorflow_values import _as_bits, read, tensor_varia
 
 VERSION = tf.__version__
 
-# Whether a training step is given a model's state, which Keras asks of built models alone.
-STEPS_ARE_STATELESS = False
-
 # What TensorFlow raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (tf.errors.OpError,)
 
@@ -157,20 +154,10 @@ def untrack_built_variables(optimizer: Any) -> None:
     _keras_private.untrack_built_variables(optimizer)
 
 
-def trace_markers(generation: int) -> list[Any]:
-    """Return an empty list: functions traced for an earlier mask fail by themselves."""
-    return []
-
-
 def known_value(variable: Any) -> np.ndarray | None:
     """Return the value of a variable at present; None in the midst of a graph that computes it."""
     with tf.init_scope():
         return to_numpy(variable) if tf.executing_eagerly() else None
-
-
-def without_gradients() -> contextlib.AbstractContextManager[None]:
-    """Return a scope without gradients: none is needed, as TensorFlow records on tapes only."""
-    return contextlib.nullcontext()
 
 
 def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
@@ -197,28 +184,9 @@ def rows(tensor: Any, part: slice) -> Any:
     return tf.sparse.slice(tensor, start, [part.stop - part.start, *tensor.shape[1:]])
 
 
-def is_mutable_tensor(value: Any) -> bool:
-    """Return whether it is a tensor that can be changed in place: never on this backend."""
-    return False
-
-
-def refill(tensor: Any, content: Any) -> None:
-    """Set the values of such a tensor."""
-    raise NotImplementedError
-
-
 def is_plain_variable(value: Any) -> bool:
     """Return whether it is a variable of TensorFlow that Keras does not know of."""
     return isinstance(value, tf.Variable)
-
-
-def keep_gradients(variables: Sequence[Any]) -> list[Any]:
-    """Return an empty list: variables store no gradients."""
-    return []
-
-
-def put_back_gradients(kept: list[Any]) -> None:
-    """Do nothing."""
 
 
 def random_state() -> Any:
@@ -237,16 +205,12 @@ def set_random_state(state: Any) -> None:
     _keras_private.set_operation_seeds(of_operations)
 
 
-def eager_steps() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def eager_steps() -> Iterator[None]:
     """Return a scope in which functions run step by step and layers compute every gradient.
 
     A `tf.function` then neither keeps a trace of what is done here nor uses one of before.
     """
-    return _eager_steps()
-
-
-@contextlib.contextmanager
-def _eager_steps() -> Iterator[None]:
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -259,11 +223,6 @@ def _eager_steps() -> Iterator[None]:
 def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
     """Return the same: `eager_steps` compiles nothing."""
     return eager_steps()
-
-
-def is_tracer(value: Any) -> bool:
-    """Return whether a value is not computed yet: never, where recorded steps run eagerly."""
-    return False
 
 
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:

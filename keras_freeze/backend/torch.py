@@ -10,12 +10,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from keras_freeze.backend.without_graphs import *  # noqa: F403
-
 VERSION = torch.__version__
-
-# Whether a training step is given a model's state, which Keras asks of built models alone.
-STEPS_ARE_STATELESS = False
 
 # What PyTorch raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (RuntimeError, IndexError)
@@ -188,11 +183,6 @@ def call_if(condition: Any, function: Callable[[], None]) -> None:
         function()
 
 
-def trace_markers(generation: int) -> list[Any]:
-    """Return an empty list: nothing is traced."""
-    return []
-
-
 def known_value(variable: Any) -> np.ndarray | None:
     """Return the value of a variable at present."""
     return to_numpy(variable)
@@ -266,11 +256,6 @@ def eager_steps() -> contextlib.AbstractContextManager[Any]:
 def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
     """Return the same: `eager_steps` compiles nothing."""
     return eager_steps()
-
-
-def is_tracer(value: Any) -> bool:
-    """Return whether a value is not computed yet: never, where recorded steps run eagerly."""
-    return False
 
 
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
-from keras_freeze.restricted.cost_model import _active
+from keras_freeze.restricted.cost_model import active_parts
 from keras_freeze.restricted.operations import as_matrices
 
 
@@ -59,7 +59,7 @@ class Block:
         """Return the trained entries, their rows and columns, and where in the block they are."""
         axes = self.operation.axes
         matrices = as_matrices(trained, axes)
-        rows, columns = _active(matrices)
+        rows, columns = active_parts(matrices)
         entries = np.nonzero(trained)
         place, row, column = (_numbers(entries, trained.shape, group) for group in axes)
         _, num_rows, num_columns = matrices.shape

@@ -7,12 +7,11 @@ import numpy as np
 # product is. Measured by benchmarks/gradient_rule.py.
 _COSTS = (1.0, 250.0, 60_000.0)
 
-
 # By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
 
 
-def _active(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def active_parts(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the columns that hold a trained weight."""
     rows, columns = matrices.any(axis=(0, 2)), matrices.any(axis=(0, 1))
     return np.flatnonzero(rows), np.flatnonzero(columns)
@@ -49,23 +48,13 @@ def works(
         For each choice of taking only the active rows and only the active columns: how many
         multiplications, how many numbers that are collected first, and 1.
     """
-    active_rows, active_columns = (len(active) for active in _active(matrices))
+    active_rows, active_columns = (len(active) for active in active_parts(matrices))
     inputs, outputs = places
-    num_matrices, rows, columns = matrices.shape
-    return {
-        (True, False): (
-            outputs * num_matrices * active_rows * columns,
-            inputs * active_rows,
-            1,
-        ),
-        (False, True): (
-            outputs * num_matrices * rows * active_columns,
-            outputs * active_columns,
-            1,
-        ),
-        (True, True): (
-            outputs * num_matrices * active_rows * active_columns,
-            inputs * active_rows + outputs * active_columns,
-            1,
-        ),
-    }
+    num_matrices, all_rows, all_columns = matrices.shape
+    counted = {}
+    for takes_rows, takes_columns in ((True, False), (False, True), (True, True)):
+        rows = active_rows if takes_rows else all_rows
+        columns = active_columns if takes_columns else all_columns
+        collected = takes_rows * inputs * active_rows + takes_columns * outputs * active_columns
+        counted[takes_rows, takes_columns] = outputs * num_matrices * rows * columns, collected, 1
+    return counted

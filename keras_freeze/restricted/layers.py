@@ -3,13 +3,13 @@
 "It is more efficient to not calculate the partial derivative for the weights with mask value 0 than
 masking the gradient after its computation" (the paper, after algorithm 1). A kernel's gradient is
 a product of what enters its layer and what comes back from the loss, so that the entries in some
-rows (input channels) and columns (output channels) cost only the product of those. `install` lets
+rows (input channels) and columns (output channels) cost only the product of those. `restrict_gradients` lets
 layers of a frozen model compute just the rows and columns that hold a trained weight, where that
 is cheaper, and pass on the gradient at the trained entries alone. The forward pass and the
 gradient of a layer's inputs stay what they are.
 
-The layers stay plain Keras layers: what `install` sets on an instance is not part of what Keras
-saves, exports or clones, and `restore` removes it.
+The layers stay plain Keras layers: the `call` that is set on an instance is not part of what
+Keras saves, exports or clones, and `restore_gradients` removes it.
 """
 
 import collections
@@ -22,33 +22,92 @@ import keras
 from keras import ops
 
 from keras_freeze import _keras_private, backend
+from keras_freeze.model_state import (
+    ModelOptimizers,
+    check_model,
+    optimizer_in_training,
+    retrace,
+)
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
 from keras_freeze.restricted.cost_model import cheapest_block
 from keras_freeze.restricted.operations import Convolution, MatrixProduct, as_matrices
 
 
-def install(
-    model: keras.Model,
-    optimizer: FreezeOptimizer,
-    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
-) -> list[str]:
-    """Let the layers of a frozen model compute weight gradients only where they are needed.
+def restrict_gradients(model: keras.Model) -> list[str]:
+    """Compute weight gradients only where weights are trained, in layers where that is faster.
 
-    They do so while the model itself is trained with this optimizer, and in no other pass. Left
-    alone are layers with a regularizer on the kernel, with LoRA or quantization, of other classes
-    than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be faster.
+    `freeze` and `keras_freeze.load` do this. Call it for a frozen model from elsewhere, such as
+    `keras.models.load_model`, whose layers do not know the mask.
+
+    While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
+    Conv2D and Conv3D then get `tf.IndexedSlices` with the gradient of the trained entries. All
+    else is as before, the layers' outputs and what is saved or exported included.
 
     Args:
-        model: a built model.
-        optimizer: its FreezeOptimizer. Without a mask, or where it uses the dense strategy,
-            nothing is done.
-        find_optimizer: returns the FreezeOptimizer that trains a model at present.
+        model: a model with a FreezeOptimizer. Without a mask, or where the optimizer uses the
+            dense strategy, gradients stay as they are.
 
     Returns:
-        The names of the layers that do so.
+        The names of the layers whose gradient is restricted.
+
+    Raises:
+        ValueError: without a FreezeOptimizer.
+
+    Example:
+
+    ```python
+    model = keras.models.load_model("frozen.keras")
+    keras_freeze.restrict_gradients(model)
+    ```
     """
-    restore(model, optimizer)
+    check_model(model)
+    ModelOptimizers(model).required()
+    names = restrict_where_trained(model)
+    retrace(model)
+    return names
+
+
+def restrict_where_trained(model: keras.Model) -> list[str]:
+    """Restrict gradients, or restore them where the model is not trained by a FreezeOptimizer."""
+    freeze_optimizer = optimizer_in_training(model)
+    if freeze_optimizer is not None:
+        return _install(model, freeze_optimizer)
+    _restore(model)  # it is compiled with an optimizer that freezes nothing
+    return []
+
+
+def restore_gradients(model: keras.Model) -> None:
+    """Remove the restricted weight gradients of `freeze`; the model trains as before.
+
+    For custom code that differentiates a frozen model in training mode and needs the gradients
+    of frozen weights.
+
+    Args:
+        model: any model; nothing happens to one without restricted gradients.
+
+    Raises:
+        TypeError: if it is not a `keras.Model`.
+
+    Example:
+
+    ```python
+    keras_freeze.restore_gradients(model)
+    ```
+    """
+    check_model(model)
+    _restore(model, optimizer_in_training(model))
+    retrace(model)
+
+
+def _install(model: keras.Model, optimizer: FreezeOptimizer) -> list[str]:
+    """Let the layers of a model restrict gradients while it is trained with this optimizer.
+
+    Left alone are layers with a regularizer on the kernel, with LoRA or quantization, of other
+    classes than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be
+    faster.
+    """
+    _restore(model, optimizer)
     update, restricted = optimizer.compact_update, []
     if update is None or not backend.RESTRICTS_GRADIENTS:
         return []
@@ -63,14 +122,13 @@ def install(
             if choice is not None:
                 block = Block(operation, layer.kernel, trained, *choice)
                 update.blocks[position] = block
-                call = _restricted_call(layer, operation, weakref.ref(model), find_optimizer)
-                vars(layer)["call"] = call
+                vars(layer)["call"] = _restricted_call(layer, operation, weakref.ref(model))
                 restricted.append(layer.name)
     return restricted
 
 
-def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
-    """Undo `install`, which was called with `optimizer`."""
+def _restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
+    """Undo `_install`, which was called with `optimizer`."""
     for layer in _keras_private.all_layers(model):
         if is_restricted(layer):
             del vars(layer)["call"]
@@ -80,7 +138,7 @@ def restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> Non
 
 
 def is_restricted(layer: Any) -> bool:
-    """Return whether `install` has changed a layer."""
+    """Return whether a layer restricts its weight gradient."""
     call = vars(layer).get("call")
     return call is not None and getattr(call, _MARK, None) is call
 
@@ -135,17 +193,15 @@ def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
 
 
 def _restricted_call(
-    layer: Any,
-    operation: Any,
-    model: Callable[[], keras.Model | None],
-    find_optimizer: Callable[[keras.Model], FreezeOptimizer | None],
+    layer: Any, operation: Any, model: Callable[[], keras.Model | None]
 ) -> Callable[..., Any]:
     """Return a `call` of a layer that restricts the gradient while its model is trained."""
     ordinary = layer.call
 
     @functools.wraps(ordinary)
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        optimizer = find_optimizer(model()) if _is_trained(layer, model()) else None
+        trained = model() if _is_trained(layer, model()) else None
+        optimizer = None if trained is None else optimizer_in_training(trained)
         block = None if optimizer is None else _block_of(layer.kernel, optimizer)
         if (
             block is None

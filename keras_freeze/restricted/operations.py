@@ -114,27 +114,19 @@ class Convolution:
     def _apply_padded(self, inputs: Any, kernel: Any) -> Any:
         """Compute the convolution with a separate padding."""
         layer = self._layer
-        return ops.conv(
-            ops.pad(inputs, self._paddings()),
-            kernel,
-            list(layer.strides),
-            "valid",
-            layer.data_format,
-            layer.dilation_rate,
-        )
+        padded = ops.pad(inputs, self._paddings())
+        strides = list(layer.strides)
+        return ops.conv(padded, kernel, strides, "valid", layer.data_format, layer.dilation_rate)
 
-    def _paddings(self) -> Any:
+    def _paddings(self) -> list[list[int]]:
+        """Return the paddings of a causal convolution, or of a dilated one, whose strides are 1."""
         layer = self._layer
-        if layer.padding == "causal":
-            paddings = [[layer.dilation_rate[0] * (layer.kernel_size[0] - 1), 0]]
-            paddings.insert(self._channels - 1, [0, 0])
-            return [[0, 0], *paddings]
-        # Of dilated convolutions, whose strides are 1.
+        is_causal = layer.padding == "causal"
         spread = [
             (size - 1) * dilation
             for size, dilation in zip(layer.kernel_size, layer.dilation_rate, strict=True)
         ]
-        paddings = [[total // 2, total - total // 2] for total in spread]
+        paddings = [[s, 0] if is_causal else [s // 2, s - s // 2] for s in spread]
         paddings.insert(self._channels - 1, [0, 0])
         return [[0, 0], *paddings]
 

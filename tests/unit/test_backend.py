@@ -26,9 +26,8 @@ def tree_of(path):
 
 def functions(name):
     """The public functions of a backend: their arguments, as written."""
-    parts = [name, "without_graphs"]
-    if name == "tensorflow":
-        parts = [path.stem for path in (FOLDER / "backend").glob("*tensorflow*.py")]
+    own = [path.stem for path in (FOLDER / "backend").glob(f"*{name}*.py")]
+    parts = ["defaults", *own]
     return {
         node.name: ast.unparse(node.args)
         for part in parts

@@ -1,0 +1,140 @@
+"""What a backend does unless its own module says otherwise: mostly nothing."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_freeze import _keras_private
+
+# Whether `with_gradient` and `CompactGradient` exist.
+RESTRICTS_GRADIENTS = False
+
+# Whether a training step is given a model's state, which Keras asks of built models alone.
+STEPS_ARE_STATELESS = False
+
+
+def cause_of(error: Any) -> str:
+    """Return what was wrong with the data, from one of `DATA_ERRORS`."""
+    return str(error).strip()
+
+
+# Graphs and functions that are traced
+
+
+def eager_scope() -> contextlib.AbstractContextManager[None]:
+    """Return a scope that does nothing: Keras builds optimizers before it traces."""
+    return contextlib.nullcontext()
+
+
+def zero_after(variables: Sequence[Any]) -> Any:
+    """Return None: there is no need for an order."""
+    return None
+
+
+def after(operations: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a scope that does nothing: `operations` have run already."""
+    return contextlib.nullcontext()
+
+
+def is_traced() -> bool:
+    """Return whether a graph is being built that may be executed when its variables are gone."""
+    return False
+
+
+def trace_markers(generation: int) -> list[Any]:
+    """Return an empty list: no function has to be traced again because of a shape."""
+    return []
+
+
+def is_tracer(value: Any) -> bool:
+    """Return whether a value is not computed yet: never, where recorded steps run eagerly."""
+    return False
+
+
+def eager_steps() -> contextlib.AbstractContextManager[Any]:
+    """Return a scope for training steps; functions that these compile themselves are compiled."""
+    return contextlib.nullcontext()
+
+
+def without_gradients() -> contextlib.AbstractContextManager[None]:
+    """Return a scope without gradients: none is needed where nothing records unless asked."""
+    return contextlib.nullcontext()
+
+
+# Several devices and processes
+
+
+def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """Do nothing: `tf.distribute` and its strategies are TensorFlow's."""
+
+
+def outside_strategy() -> contextlib.AbstractContextManager[None]:
+    """Return a scope in which no strategy of `tf.distribute` is in force."""
+    return contextlib.nullcontext()
+
+
+def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a scope that creates variables under the strategy of a model or an optimizer."""
+    return contextlib.nullcontext()
+
+
+def replicas_of(model: keras.Model) -> int:
+    """Return how many replicas a model is trained on."""
+    return 1
+
+
+def num_replicas() -> int:
+    """Return how many replicas there are whose gradients an optimizer sums."""
+    return 1
+
+
+def num_processes() -> int:
+    """Return how many processes train together: one, as `check_strategy` refuses several."""
+    return 1
+
+
+# What a model holds
+
+
+def is_plain_variable(value: Any) -> bool:
+    """Return whether it is a variable of the backend that Keras does not know of."""
+    return False
+
+
+def is_mutable_tensor(value: Any) -> bool:
+    """Return whether it is a tensor that can be changed in place: never on this backend."""
+    return False
+
+
+def refill(tensor: Any, content: Any) -> None:
+    """Set the values of such a tensor."""
+    raise NotImplementedError
+
+
+def keep_gradients(variables: Sequence[Any]) -> list[Any]:
+    """Return an empty list: variables store no gradients."""
+    return []
+
+
+def put_back_gradients(kept: list[Any]) -> None:
+    """Do nothing."""
+
+
+def random_state() -> Any:
+    """Return an empty state: there is no global random state."""
+    return ()
+
+
+def set_random_state(state: Any) -> None:
+    """Do nothing."""
+
+
+def create_variables(model: keras.Model, data: Any) -> None:
+    """Build what a model's training step uses, for a batch of data, as `fit` does."""
+    _keras_private.build_symbolically(model, data)
+
+
+def untrack_built_variables(optimizer: Any) -> None:
+    """Do nothing: only TensorFlow's checkpoints contain the attributes of objects."""
