@@ -3,10 +3,10 @@
 "It is more efficient to not calculate the partial derivative for the weights with mask value 0 than
 masking the gradient after its computation" (the paper, after algorithm 1). A kernel's gradient is
 a product of what enters its layer and what comes back from the loss, so that the entries in some
-rows (input channels) and columns (output channels) cost only the product of those. `restrict_gradients` lets
-layers of a frozen model compute just the rows and columns that hold a trained weight, where that
-is cheaper, and pass on the gradient at the trained entries alone. The forward pass and the
-gradient of a layer's inputs stay what they are.
+rows (input channels) and columns (output channels) cost only the product of those.
+`restrict_gradients` lets layers of a frozen model compute just the rows and columns that hold a
+trained weight, where that is cheaper, and pass on the gradient at the trained entries alone. The
+forward pass and the gradient of a layer's inputs stay what they are.
 
 The layers stay plain Keras layers: the `call` that is set on an instance is not part of what
 Keras saves, exports or clones, and `restore_gradients` removes it.
@@ -69,12 +69,31 @@ def restrict_gradients(model: keras.Model) -> list[str]:
 
 
 def restrict_where_trained(model: keras.Model) -> list[str]:
-    """Restrict gradients, or restore them where the model is not trained by a FreezeOptimizer."""
-    freeze_optimizer = optimizer_in_training(model)
-    if freeze_optimizer is not None:
-        return _install(model, freeze_optimizer)
-    _restore(model)  # it is compiled with an optimizer that freezes nothing
-    return []
+    """Restrict gradients, or restore them where the model is not trained by a FreezeOptimizer.
+
+    Left alone are layers with a regularizer on the kernel, with LoRA or quantization, of other
+    classes than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be
+    faster.
+    """
+    optimizer = optimizer_in_training(model)
+    _restore(model, optimizer)
+    update = None if optimizer is None else optimizer.compact_update
+    if update is None or not backend.RESTRICTS_GRADIENTS:
+        return []
+    restricted = []
+    with backend.strategy_scope(optimizer):
+        for layer, operation in _operations(model):
+            position = update.position_of(layer.kernel)
+            if position is None or position not in update.indices:
+                continue
+            trained = update.trained(position)
+            matrices = as_matrices(trained, operation.axes)
+            choice = cheapest_block(matrices, operation.places(_input_shape(layer)))
+            if choice is not None:
+                update.blocks[position] = Block(operation, layer.kernel, trained, *choice)
+                vars(layer)["call"] = _restricted_call(layer, operation, weakref.ref(model))
+                restricted.append(layer.name)
+    return restricted
 
 
 def restore_gradients(model: keras.Model) -> None:
@@ -100,35 +119,8 @@ def restore_gradients(model: keras.Model) -> None:
     retrace(model)
 
 
-def _install(model: keras.Model, optimizer: FreezeOptimizer) -> list[str]:
-    """Let the layers of a model restrict gradients while it is trained with this optimizer.
-
-    Left alone are layers with a regularizer on the kernel, with LoRA or quantization, of other
-    classes than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be
-    faster.
-    """
-    _restore(model, optimizer)
-    update, restricted = optimizer.compact_update, []
-    if update is None or not backend.RESTRICTS_GRADIENTS:
-        return []
-    with backend.strategy_scope(optimizer):
-        for layer, operation in _operations(model):
-            position = update.position_of(layer.kernel)
-            if position is None or position not in update.indices:
-                continue
-            trained = update.trained(position)
-            matrices = as_matrices(trained, operation.axes)
-            choice = cheapest_block(matrices, operation.places(_input_shape(layer)))
-            if choice is not None:
-                block = Block(operation, layer.kernel, trained, *choice)
-                update.blocks[position] = block
-                vars(layer)["call"] = _restricted_call(layer, operation, weakref.ref(model))
-                restricted.append(layer.name)
-    return restricted
-
-
-def _restore(model: keras.Model, optimizer: FreezeOptimizer | None = None) -> None:
-    """Undo `_install`, which was called with `optimizer`."""
+def _restore(model: keras.Model, optimizer: FreezeOptimizer | None) -> None:
+    """Remove restricted gradients, of which `optimizer`, if there is one, has the blocks."""
     for layer in _keras_private.all_layers(model):
         if is_restricted(layer):
             del vars(layer)["call"]
