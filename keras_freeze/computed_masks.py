@@ -5,10 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import backend, criteria
+from keras_freeze import criteria
 from keras_freeze.criteria.scoring import scores_of_gradients, scores_of_loss
 from keras_freeze.gradients.data import Batches
-from keras_freeze.gradients.loss import loss_scale
 from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -26,34 +25,22 @@ def mask_of_loss(
     """Compute a mask from the gradients of the loss that `fit` minimizes.
 
     Args:
-        model: the model.
         parameters: all variables that the FreezeOptimizer updates, classified.
-        batches: the data.
         optimizer: the FreezeOptimizer, with the settings.
         loss: one loss, as in `freeze`. None: the one that the model is compiled with.
         outer: the optimizer that `optimizer` is inside of, which may scale the loss.
     """
     candidates = _candidates(parameters, optimizer)
-    with backend.outside_strategy():
-        scores = scores_of_loss(
-            model,
-            candidates,
-            batches,
-            optimizer.criterion,
-            seed=optimizer.seed,
-            loss=loss,
-            scale=loss_scale(outer),
-        )
+    scores = scores_of_loss(
+        model, candidates, batches, optimizer.criterion, seed=optimizer.seed, loss=loss, outer=outer
+    )
     return _mask_of_scores(candidates, scores, optimizer)
 
 
 def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> FreezeMask:
     """Compute a mask from the gradients that a `train_step` has passed to a FreezeOptimizer.
 
-    Args:
-        recorded: the gradients.
-        variables: all variables that the FreezeOptimizer updates; what came without a gradient is
-            trained.
+    `variables` are all that the FreezeOptimizer updates; what came without a gradient is trained.
     """
     optimizer = recorded.optimizer
     if criteria.as_grasp(optimizer.criterion) is not None:

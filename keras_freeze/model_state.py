@@ -13,9 +13,9 @@ from keras_freeze.gradients.loss import data_errors
 from keras_freeze.gradients.preserve import held_by, layers_kept_if_it_fails, values_kept
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.optimizer.checkpoint import relabel
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.inner_optimizer import walk
+from keras_freeze.optimizer.state import relabel
 from keras_freeze.parameters import classify, path_of, shorten
 
 # The optimizers of models that are trained in custom training loops, as `freeze` was given them.

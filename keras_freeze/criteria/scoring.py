@@ -15,17 +15,8 @@ from keras_freeze.gradients.loss import (
     loss_gradients,
     loss_scale,
 )
-from keras_freeze.model_state import (
-    ModelOptimizers,
-    build_model,
-    check_model,
-)
-from keras_freeze.parameters import (
-    WEIGHT,
-    Parameter,
-    classify,
-    shorten,
-)
+from keras_freeze.model_state import ModelOptimizers, build_model, check_model
+from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
 
 
 def compute_saliency(
@@ -64,11 +55,8 @@ def compute_saliency(
     paths = [p.path for p in parameters]
     if len(set(paths)) < len(paths):
         raise ValueError(f"Several weights share a path: {shorten(sorted(paths))}.")
-    scale = loss_scale(ModelOptimizers(model).outer)
-    with backend.outside_strategy():
-        scores = scores_of_loss(
-            model, parameters, batches, criterion, seed=0, loss=loss, scale=scale
-        )
+    outer = ModelOptimizers(model).outer
+    scores = scores_of_loss(model, parameters, batches, criterion, seed=0, loss=loss, outer=outer)
     return dict(zip(paths, scores, strict=True))
 
 
@@ -80,27 +68,21 @@ def scores_of_loss(
     *,
     seed: int,
     loss: Any,
-    scale: float,
+    outer: Any,
 ) -> list[np.ndarray]:
-    """Compute the scores of weights by the loss that `fit` minimizes.
+    """Compute the float32 scores of weights by the loss that `fit` minimizes.
 
     Args:
-        model: the model.
-        parameters: the weights.
-        batches: the data.
-        criterion: as in FreezeOptimizer.
-        seed: of the "random" criterion.
         loss: one loss, as in `freeze`. None: the one that the model is compiled with.
-        scale: the factor by which the loss is multiplied so that its gradients do not underflow.
-
-    Returns:
-        Scores in float32, an array for each weight.
+        outer: the optimizer that gets the model's gradients, which may scale the loss.
     """
     grasp = criteria.as_grasp(criterion)
-    if grasp is not None:
-        return _grasp_scores(model, parameters, batches, grasp, loss, scale)
-    gradients = loss_gradients(model, [p.variable for p in parameters], batches, loss, scale)
-    return scores_of_gradients(parameters, gradients, criterion, seed)
+    scale = loss_scale(outer)
+    with backend.outside_strategy():
+        if grasp is not None:
+            return _grasp_scores(model, parameters, batches, grasp, loss, scale)
+        gradients = loss_gradients(model, [p.variable for p in parameters], batches, loss, scale)
+        return scores_of_gradients(parameters, gradients, criterion, seed)
 
 
 def scores_of_gradients(

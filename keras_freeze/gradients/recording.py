@@ -77,12 +77,12 @@ class Recorder:
 
     def record(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Record gradients and their variables; None means those the optimizer is built for."""
-        variables = self._variables_of(optimizer) if variables is None else list(variables)
-        if len(grads) != len(variables):
-            raise ValueError(
-                "Argument `grads` must have one gradient for each variable. "
-                f"Received: {len(grads)} gradients for {len(variables)} variables."
+        if variables is None:
+            is_built = optimizer.built
+            variables = (
+                optimizer.built_variables if is_built else self._built_for.get(id(optimizer))
             )
+        variables = checked_variables(grads, variables)
         record = self.records.setdefault(id(optimizer), RecordedGradients(optimizer))
         # The inner optimizer would divide by its loss scale.
         weight = self.weight / (optimizer.loss_scale_factor or 1.0)
@@ -93,19 +93,26 @@ class Recorder:
         """Record gradients where arrays stand for the variables."""
         known = [self._arrays.get(id(array)) for array in arrays]
         variables = [one[1] for one in known if one is not None]
-        if len(variables) < len(known):
-            variables = self._variables_of(optimizer)
-        self.record(optimizer, grads, variables)
+        self.record(optimizer, grads, variables if len(variables) == len(known) else None)
 
-    def _variables_of(self, optimizer: Any) -> list[Any]:
-        if optimizer.built:
-            return list(optimizer.built_variables)
-        if id(optimizer) not in self._built_for:
-            raise ValueError(
-                "`apply(grads)` without variables needs an optimizer that is built: call "
-                "`optimizer.build(variables)` first."
-            )
-        return self._built_for[id(optimizer)]
+
+def checked_variables(grads: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
+    """Return the variables of a step; None stands for those of an optimizer that is not built.
+
+    Raises:
+        ValueError: unless there is one for each gradient.
+    """
+    if variables is None:
+        raise ValueError(
+            "`apply(grads)` without variables needs an optimizer that is built: call "
+            "`optimizer.build(variables)` first."
+        )
+    if len(variables) != len(grads):
+        raise ValueError(
+            "Argument `grads` must have one gradient for each variable. "
+            f"Received: {len(grads)} gradients for {len(variables)} variables."
+        )
+    return list(variables)
 
 
 def active_recorder() -> Recorder | None:

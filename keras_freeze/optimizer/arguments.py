@@ -121,21 +121,12 @@ def warn_of_constraints(
         )
 
 
-def check_seed(seed: Any) -> int:
-    """Return `seed` as a Python int.
-
-    Raises:
-        TypeError, ValueError: unless it is an integer of 32 bits.
-    """
-    return check_int("seed", seed, end=2**32)
-
-
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "freeze_rate": check_freeze_rate,
     "criterion": check_criterion,
     "l2": functools.partial(check_number, "l2", minimum=0.0),
     "frozen_weights": functools.partial(check_one_of, "frozen_weights", accepted=FROZEN_WEIGHTS),
     "exclude": normalize_exclude,
-    "seed": check_seed,
+    "seed": functools.partial(check_int, "seed", end=2**32),
 }
 """For each setting, a function that returns it in its final form or raises."""

@@ -1,18 +1,20 @@
 """The compact update strategy: the inner optimizer gets vectors of the trained weights alone."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from keras_freeze import _keras_private, backend
-from keras_freeze._utils.typing import Optimizer
 from keras_freeze.masks.frozen_variables import VariableMask
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.optimizer.phase import Phase
+from keras_freeze.optimizer.state import Phase
 from keras_freeze.optimizer.update import Step, Update, make_variable
 from keras_freeze.parameters import Parameter
+
+if TYPE_CHECKING:
+    from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 
 # Above so many entries, a copy of a variable takes longer than a few small operations.
 _LARGE = 2**18
@@ -25,7 +27,7 @@ class CompactUpdate(Update):
     """The inner optimizer updates one vector of trained weights per kernel.
 
     Args:
-        inner, parameters, frozen_weights, l2: as for `Update`.
+        optimizer, parameters: as for `Update`.
         trained_counts: how many entries of each variable are trained; None for a variable that has
             no mask and is trained whole.
         mask: the mask with these counts; None if it is loaded later.
@@ -41,15 +43,12 @@ class CompactUpdate(Update):
 
     def __init__(
         self,
-        inner: Optimizer,
+        optimizer: "FreezeOptimizer",
         parameters: Sequence[Parameter],
-        frozen_weights: str,
-        l2: float,
         trained_counts: Sequence[int | None],
         mask: FreezeMask | None,
     ) -> None:
-        num_rescued = 0 if mask is None else mask.num_rescued
-        super().__init__(inner, parameters, frozen_weights, l2, num_rescued)
+        super().__init__(optimizer, parameters, 0 if mask is None else mask.num_rescued)
         self.trained_counts = list(trained_counts)
         self._phase = Phase.WAITING if mask is None else Phase.DECIDED
         self.indices: dict[int, Any] = {}
@@ -57,25 +56,32 @@ class CompactUpdate(Update):
         self.has_dropped_blocks = False
         self._values: dict[int, Any] = {}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
-        for position, count in self._partly_trained():
-            variable = parameters[position].variable
-            if parameters[position].size > _MOST_ENTRIES:
-                raise ValueError(
-                    f"A variable may have at most {_MOST_ENTRIES} entries. "
-                    f"Received: {parameters[position].path!r} of shape {tuple(variable.shape)}"
-                )
-            indices = (
-                np.flatnonzero(chosen[position]).astype("int32") if chosen else np.zeros(count, "i")
-            )
-            self.indices[position] = make_variable(indices, "int32", f"trained_indices_{position}")
-            values = backend.gather(variable, indices)
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            path = parameters[position].path
-            self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
-        self._exclude_vectors_from_decay()
-        self._build_inner([v for p in parameters if (v := self._variable_for_inner(p)) is not None])
+        variables = []
+        for p, count in zip(parameters, self.trained_counts, strict=True):
+            if count is None or count == p.size:
+                variables.append(p.variable)
+                continue
+            indices = np.flatnonzero(chosen[p.position]) if chosen else np.zeros(count)
+            self._add_vector(p, indices.astype("int32"))
+            if count:
+                variables.append(self._values[p.position])
+        self._build_inner(variables)
         # Vectors are read from the weights in each step, so that checkpoints do not need them.
         backend.untrack_built_variables(self.inner)
+
+    def _add_vector(self, parameter: Parameter, indices: np.ndarray) -> None:
+        """Create the variables for a variable that is trained in part."""
+        position, path, variable = parameter.position, parameter.path, parameter.variable
+        if parameter.size > _MOST_ENTRIES:
+            raise ValueError(
+                f"A variable may have at most {_MOST_ENTRIES} entries. "
+                f"Received: {path!r} of shape {tuple(variable.shape)}"
+            )
+        self.indices[position] = make_variable(indices, "int32", f"trained_indices_{position}")
+        values = backend.gather(variable, indices)
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
+        _keras_private.exclude_from_decay_like(self.inner, variable, self._values[position])
 
     @property
     def variables(self) -> list[Any]:
@@ -94,12 +100,8 @@ class CompactUpdate(Update):
     def mask(self) -> FreezeMask | None:
         if self._phase is Phase.WAITING:
             return None
-        trained = {}
-        for position, count in enumerate(self.trained_counts):
-            if count is None:
-                continue
-            trained[position] = self.trained(position)
-        return self._make_mask(trained, self.num_rescued)
+        masked = [p for p, count in enumerate(self.trained_counts) if count is not None]
+        return self._make_mask({p: self.trained(p) for p in masked}, self.num_rescued)
 
     @property
     def variable_masks(self) -> list[VariableMask]:
@@ -125,8 +127,7 @@ class CompactUpdate(Update):
         return _reader_of_indices(self.indices.get(position), shape)()
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
-        counts = {e.position: int(e.trained.sum()) for e in mask.entries}
-        return compact and self.trained_counts == [counts.get(p.position) for p in self.parameters]
+        return compact and self.trained_counts == count_trained(mask, len(self.parameters))
 
     def replace_mask(self, mask: FreezeMask) -> None:
         chosen = {e.position: e.trained for e in mask.entries}
@@ -197,22 +198,11 @@ class CompactUpdate(Update):
             allowed = variable.constraint(variable)
             backend.scatter(variable, indices, backend.gather(allowed, indices))
 
-    def _exclude_vectors_from_decay(self) -> None:
-        """Exclude the vectors of those variables that the user excluded from decoupled decay."""
-        for position, values in self._values.items():
-            variable = self.parameters[position].variable
-            _keras_private.exclude_from_decay_like(self.inner, variable, values)
 
-    def _partly_trained(self) -> Iterator[tuple[int, int]]:
-        for position, count in enumerate(self.trained_counts):
-            if count is not None and count < self.parameters[position].size:
-                yield position, count
-
-    def _variable_for_inner(self, parameter: Parameter) -> Any:
-        """Return the variable or vector that the inner optimizer is built with, or None."""
-        if parameter.position not in self.indices:
-            return parameter.variable
-        return self._values[parameter.position] if self.trained_counts[parameter.position] else None
+def count_trained(mask: FreezeMask, num_variables: int) -> list[int | None]:
+    """Return how many entries of each variable a mask trains; None for one without mask."""
+    counts = {entry.position: int(entry.trained.sum()) for entry in mask.entries}
+    return [counts.get(position) for position in range(num_variables)]
 
 
 def _reader_of_indices(indices: Any, shape: Sequence[int]) -> Callable[[], np.ndarray]:

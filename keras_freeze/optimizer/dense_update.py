@@ -2,45 +2,41 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras import ops
 
 from keras_freeze import _keras_private, backend, criteria
-from keras_freeze._utils.typing import Optimizer
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_frozen_entries
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import num_trained_weights, rescue_index
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
-from keras_freeze.optimizer.phase import Phase
+from keras_freeze.optimizer.state import Phase
 from keras_freeze.optimizer.update import Step, Update, make_variable
 from keras_freeze.parameters import Parameter, frozen_candidates, warn_of_unknown
+
+if TYPE_CHECKING:
+    from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 
 
 class DenseUpdate(Update):
     """The inner optimizer updates whole variables; frozen entries are restored after each step.
 
     Args:
-        inner, parameters, frozen_weights, l2: as for `Update`.
-        mask: the mask; None if the first batch decides it by the following arguments.
-        freeze_rate, criterion, seed: as for the FreezeOptimizer.
+        optimizer, parameters: as for `Update`.
+        mask: the mask; None if the first batch decides it by the optimizer's settings.
     """
 
     def __init__(
         self,
-        inner: Optimizer,
+        optimizer: "FreezeOptimizer",
         parameters: Sequence[Parameter],
-        frozen_weights: str,
-        l2: float,
         mask: FreezeMask | None,
-        freeze_rate: float,
-        criterion: str | criteria.Criterion,
-        seed: int,
     ) -> None:
-        super().__init__(inner, parameters, frozen_weights, l2)
-        self._criterion = criterion
-        self._seed = seed
+        super().__init__(optimizer, parameters, 0 if mask is None else mask.num_rescued)
+        freeze_rate, self._criterion = optimizer.freeze_rate, optimizer.criterion
+        self._seed = seed = optimizer.seed
         self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
         self._num_trained = num_trained_weights(freeze_rate, sum(self._candidates.values()))
         self._warns_of_unknown = freeze_rate > 0
@@ -56,8 +52,6 @@ class DenseUpdate(Update):
         }
         # Whether the mask was given: while JAX traces a step, the variables have no values.
         self._is_given = mask is not None
-        if mask is not None:
-            self.num_rescued = mask.num_rescued
         self._build_inner([p.variable for p in parameters])
 
     def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:

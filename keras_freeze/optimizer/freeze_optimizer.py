@@ -10,7 +10,7 @@ from keras_freeze import backend, criteria
 from keras_freeze._utils.threads import exclusive
 from keras_freeze._utils.typing import Optimizer, Variable
 from keras_freeze.criteria.criteria import Criterion
-from keras_freeze.gradients.recording import active_recorder
+from keras_freeze.gradients.recording import active_recorder, checked_variables
 from keras_freeze.initializers.of_layers import model_in_use, starts_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.settings import Settings
@@ -22,10 +22,9 @@ from keras_freeze.optimizer.arguments import (
     check_precision,
     warn_of_constraints,
 )
-from keras_freeze.optimizer.checkpoint import State, relabel
 from keras_freeze.optimizer.inner_optimizer import fresh_copies, reset_to, unbuild, walk
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
-from keras_freeze.optimizer.phase import BuildPlan, Phase
+from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
 from keras_freeze.optimizer.strategy import make_update
 from keras_freeze.parameters import Parameter, classify, path_of, shorten
 
@@ -162,16 +161,7 @@ class FreezeOptimizer(MaskedOptimizer):
             keras.name_scope(self.name),
         ):
             self._inherit_state(parameters)
-            self.update = make_update(
-                self.inner_optimizer,
-                parameters,
-                self.plan,
-                freeze_rate=self.freeze_rate,
-                criterion=self.criterion,
-                frozen_weights=self.frozen_weights,
-                l2=self.l2,
-                seed=self.seed,
-            )
+            self.update = make_update(self, parameters)
             self._find_model([p for p in parameters if p.is_frozen_candidate])
             super().build(list(variables))
             self.plan = replace(self.plan, state=None)
@@ -274,22 +264,11 @@ class FreezeOptimizer(MaskedOptimizer):
         self, grads: list[Any], trainable_variables: Sequence[Any] | None
     ) -> list[Any]:
         if trainable_variables is None:
-            if not self.built:
-                raise ValueError(
-                    "`apply(grads)` without variables needs an optimizer that is built: call "
-                    "`optimizer.build(variables)` first."
-                )
-            variables: list[Any] = self.built_variables
-        else:
-            variables = list(trainable_variables)
-            self.build(variables)
-            self._check_variables_are_known(variables)
-        if len(variables) != len(grads):
-            raise ValueError(
-                "Argument `grads` must have one gradient for each variable. "
-                f"Received: {len(grads)} gradients for {len(variables)} variables."
-            )
-        return variables
+            return checked_variables(grads, self.built_variables if self.built else None)
+        variables = list(trainable_variables)
+        self.build(variables)
+        self._check_variables_are_known(variables)
+        return checked_variables(grads, variables)
 
     def rebuild(self, state: State | None, variables: Sequence[Variable]) -> None:
         """Build this optimizer, again if necessary, for a state and variables.

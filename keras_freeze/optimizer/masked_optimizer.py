@@ -15,13 +15,12 @@ from keras_freeze.initializers.of_layers import starts_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.settings import Settings
-from keras_freeze.optimizer import persistence
-from keras_freeze.optimizer.checkpoint import State, relabel
+from keras_freeze.optimizer import saving
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
 from keras_freeze.optimizer.inner_optimizer import walk
-from keras_freeze.optimizer.phase import BuildPlan, Phase
+from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
 from keras_freeze.optimizer.strategy import suits_compact
 from keras_freeze.optimizer.trace_guard import TraceGuard
 from keras_freeze.optimizer.update import Update
@@ -286,7 +285,7 @@ class MaskedOptimizer(DelegatingOptimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Write the mask; Keras saves the inner optimizer beside it."""
-        persistence.save(self, store)
+        saving.save(self, store)
 
     def load_own_variables(self, store: Any) -> None:
         """Read the mask; an optimizer that is not built yet is built with it.
@@ -295,7 +294,7 @@ class MaskedOptimizer(DelegatingOptimizer):
             ValueError: if the state belongs to a network with other variables, or to another inner
                 optimizer, or cannot be read.
         """
-        persistence.load(self, store)
+        saving.load(self, store)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Let the inner optimizer set the final values of variables, such as moving averages.
@@ -327,7 +326,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         return {**children, **{f"read_{number}": v for number, v in enumerate(read)}}
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        return persistence.to_tensors(self)
+        return saving.to_tensors(self)
 
     def _restore_from_tensors(self, tensors: Mapping[str, Any]) -> None:
-        persistence.from_tensors(self, tensors)
+        saving.from_tensors(self, tensors)

@@ -8,7 +8,7 @@ for an optimizer that treats every coordinate alike.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -19,8 +19,11 @@ from keras_freeze._utils.typing import Optimizer, Variable
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
-from keras_freeze.optimizer.phase import Phase
+from keras_freeze.optimizer.state import Phase
 from keras_freeze.parameters import Parameter
+
+if TYPE_CHECKING:
+    from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 
 # (gradient or None, variable, position of the variable)
 Step = Sequence[tuple[Any, Any, int]]
@@ -30,37 +33,31 @@ class Update:
     """Base class of the update strategies: coupled L2, FreezeNet-WD's scalar, and the mask.
 
     Args:
-        inner: the optimizer that computes the updates.
+        optimizer: the FreezeOptimizer, of which only the settings and the inner optimizer are kept.
         parameters: every variable of the FreezeOptimizer, classified, in order.
-        frozen_weights: "keep", "decay" or "zero".
-        l2: coefficient of the coupled weight decay of everything that is trained.
         num_rescued: how many trained weights the at-least-one rule added.
 
     Attributes:
+        inner: the optimizer that computes the updates.
         by_first_batch: whether the first batch decides, or has decided, the mask.
     """
 
     by_first_batch = False
 
     def __init__(
-        self,
-        inner: Optimizer,
-        parameters: Sequence[Parameter],
-        frozen_weights: str,
-        l2: float,
-        num_rescued: int = 0,
+        self, optimizer: "FreezeOptimizer", parameters: Sequence[Parameter], num_rescued: int = 0
     ) -> None:
-        self.inner = inner
+        self.inner: Optimizer = optimizer.inner_optimizer
         self.parameters = parameters
-        self.frozen_weights = frozen_weights
-        self.l2 = l2
+        self.frozen_weights = optimizer.frozen_weights
+        self.l2 = optimizer.l2
         self.num_rescued = num_rescued
         # Under coupled L2 and SGD every frozen weight follows one linear recurrence: the inner
         # optimizer computes it once, for this scalar, and frozen weights are multiplied by its
         # ratio.
         self.decay_scale = (
             keras.Variable(1.0, dtype="float32", name="decay_scale")
-            if frozen_weights == "decay"
+            if self.frozen_weights == "decay"
             else None
         )
 
@@ -165,14 +162,7 @@ class Update:
 
 
 def make_variable(value: Any, dtype: str, name: str, path: str | None = None) -> Variable:
-    """Create a variable of an update.
-
-    Args:
-        value: its initial value.
-        dtype: its dtype.
-        name: its name.
-        path: makes it trainable, under this path.
-    """
+    """Create a variable of an update, with a path a trainable one."""
     variable = keras.Variable(value, dtype=dtype, name=name, trainable=path is not None)
     if path is not None:
         _keras_private.set_path(variable, path)

@@ -12,8 +12,8 @@ from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
 from keras_freeze.model_state import ModelOptimizers
-from keras_freeze.optimizer.checkpoint import State
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.optimizer.state import State
 from keras_freeze.restricted.layers import restrict_gradients
 from keras_freeze.starts import INITIALIZER, SEED
 from keras_freeze.storage.checks.configuration import check_initializer

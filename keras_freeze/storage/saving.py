@@ -14,7 +14,7 @@ from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import ModelOptimizers, get_mask
-from keras_freeze.optimizer.checkpoint import State
+from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import path_of
 from keras_freeze.storage.checks.configuration import check_configuration
 from keras_freeze.storage.checks.creation import only_announced

@@ -25,7 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import keras_freeze as kf
 from keras_freeze.callbacks.freeze_board import FreezeBoard
 from keras_freeze.callbacks.gradient_flow_history import GradientFlowHistory
-from keras_freeze.optimizer.checkpoint import State
+from keras_freeze.optimizer.state import State
 
 pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 

@@ -16,7 +16,7 @@ import pytest
 from axes import WAYS
 
 import keras_freeze as kf
-from keras_freeze.optimizer import persistence
+from keras_freeze.optimizer import saving
 
 pytestmark = pytest.mark.cases(2, tensorflow=1, jax=0)
 
@@ -436,7 +436,7 @@ def test_layers_in_another_order_are_refused(tmp_path, way, exclude):
 def test_state_that_does_not_say_what_it_was_saved_with_is_loaded():
     """As files of the first versions."""
     model = prepared("freeze")
-    store = persistence.content_of(model.optimizer)
+    store = saving.content_of(model.optimizer)
     header = json.loads(store["header"].tobytes())
     del header["variables"], header["inner"]
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_freeze as kf
-from keras_freeze.optimizer import persistence
+from keras_freeze.optimizer import saving
 
 pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
@@ -216,7 +216,7 @@ def test_another_network_refuses_the_state(tmp_path):
 
 
 def test_state_of_a_later_version_is_refused():
-    store = persistence.content_of(start("compact").optimizer)
+    store = saving.content_of(start("compact").optimizer)
     header = store["header"].tobytes().replace(b'"version": 1', b'"version": 2')
     store["header"] = np.frombuffer(header, np.uint8)
     with pytest.raises(ValueError, match="version"):

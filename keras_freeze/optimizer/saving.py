@@ -12,20 +12,18 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze.initializers.of_layers import models_in_use
 from keras_freeze.masks import frozen_variables
-from keras_freeze.optimizer.checkpoint import (
-    State,
+from keras_freeze.optimizer.inner_optimizer import is_one_of_several, walk
+from keras_freeze.optimizer.state import State, relabel
+from keras_freeze.optimizer.state_format import (
     check_origin,
     fitting_state,
     from_bytes,
     has_these_variables,
     read_state,
-    relabel,
     skip_loading_once,
     to_bytes,
     write_state,
 )
-from keras_freeze.optimizer.inner_optimizer import is_one_of_several, walk
-from keras_freeze.optimizer.strategy import suits_compact
 from keras_freeze.parameters import classify, shorten
 
 if TYPE_CHECKING:
@@ -87,6 +85,7 @@ def from_tensors(optimizer: "MaskedOptimizer", tensors: Mapping[str, Any]) -> No
 
 
 def content_of(optimizer: "MaskedOptimizer") -> dict[str, Any]:
+    """Return what checkpoints contain of a FreezeOptimizer; nothing if there is no state yet."""
     content: dict[str, Any] = {}
     if optimizer.built or optimizer.plan.state is not None:
         write_state(content, optimizer.state, optimizer.parameters, optimizer.inner_optimizer)
@@ -96,10 +95,7 @@ def content_of(optimizer: "MaskedOptimizer") -> dict[str, Any]:
 def _load_content(optimizer: "MaskedOptimizer", content: Any, is_deferred: bool = False) -> None:
     """Restore a state, before the inner optimizer's variables are loaded.
 
-    Args:
-        optimizer: the FreezeOptimizer.
-        content: what `write_state` has written.
-        is_deferred: whether these variables are loaded even if they are created later.
+    With `is_deferred` these variables are loaded even if they are created later.
     """
     state = read_state(content)
     _check_settings(optimizer, state)
@@ -165,7 +161,7 @@ def _load_what_fits(optimizer: "MaskedOptimizer", content: Any) -> None:
     state, lost = fitting_state(content, optimizer.parameters)
     optimizer.plan = replace(optimizer.plan, trained_counts=None)
     if state.mask is not None:
-        state = replace(state, compact=suits_compact(optimizer.inner_optimizer, state.mask))
+        state = replace(state, compact=optimizer.suits_compact(state.mask))
         optimizer.rebuild(state, optimizer.built_variables)
     optimizer.set_starts(state.starts)
     skip_loading_once(optimizer.inner_optimizer)

@@ -1,10 +1,10 @@
-"""The payload of a FreezeOptimizer in checkpoints: what is not its inner optimizer's."""
+"""The format of a FreezeOptimizer's state in checkpoints: writing, reading and comparing it."""
 
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
 import keras
@@ -14,43 +14,18 @@ from keras_freeze import _keras_private
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer.inner_optimizer import walk
+from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import Parameter, same_path
 from keras_freeze.starts import Start
 
 _VERSION = 1
 
 
-@dataclass(frozen=True)
-class State:
-    """The state of a FreezeOptimizer besides its inner optimizer's.
-
-    Attributes:
-        mask: which weights are trained; None if that is not decided yet.
-        compact: whether the update strategy is compact.
-        decay_scale: FreezeNet-WD's scalar.
-        by_first_batch: whether the first batch decided the mask. Steps are then traced with that
-            decision in them, which rounds a little differently, and training that is resumed must
-            round the same.
-        starts: what variables of the mask were drawn from, by position, where that is known.
-        settings: the settings of the optimizer that decided; None where a file does not say.
-    """
-
-    mask: FreezeMask | None
-    compact: bool
-    decay_scale: Any = None
-    by_first_batch: bool = False
-    starts: Mapping[int, Start] = field(default_factory=dict)
-    settings: Settings | None = None
-
-
 def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner: Any) -> None:
-    """Write a state to a mapping.
+    """Write a state to a mapping from name to array.
 
-    Args:
-        store: a mapping from name to array.
-        state: the state.
-        parameters: the variables that the optimizer was built with; empty if it is not built.
-        inner: the inner optimizer, whose variables Keras saves by number alone.
+    `parameters` are the variables that the optimizer was built with, none if it is not built, and
+    `inner` the inner optimizer, whose variables Keras saves by number alone.
     """
     entries = () if state.mask is None else state.mask.entries
     header = {
@@ -264,35 +239,3 @@ def _kinds(names: Sequence[str]) -> set[str]:
 def _without_owner(name: str, owners: set[str]) -> str:
     ends = [end for end, letter in enumerate(name) if letter == "_" and name[:end] in owners]
     return name[ends[-1] + 1 :] if ends else name
-
-
-def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:
-    """Return a mask with the paths of these variables.
-
-    Raises:
-        ValueError: if a variable has another shape or, but for the model's name and automatic
-            numbers, another path.
-    """
-    for entry in mask.entries:
-        _check_fits(entry, parameters)
-    chosen = [parameters[entry.position] for entry in mask.entries]
-    entries = [
-        MaskEntry(p.position, p.path, entry.trained, entry.is_weight)
-        for p, entry in zip(chosen, mask.entries, strict=True)
-    ]
-    return FreezeMask(entries, [p.variable for p in chosen], mask.num_rescued)
-
-
-def _check_fits(entry: MaskEntry, parameters: Sequence[Parameter]) -> None:
-    present = "no variable"
-    if entry.position < len(parameters):
-        parameter = parameters[entry.position]
-        shape = tuple(parameter.variable.shape)
-        if shape == entry.trained.shape and same_path(parameter.path, entry.path):
-            return
-        present = f"{parameter.path!r} of shape {shape}"
-    raise ValueError(
-        f"The mask that is loaded has {entry.path!r} of shape {entry.trained.shape} as variable "
-        f"{entry.position}, and this network has {present} there: the mask belongs to another "
-        "network, or its layers come in another order."
-    )

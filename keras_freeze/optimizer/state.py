@@ -1,0 +1,97 @@
+"""The state of a FreezeOptimizer: how far it has come, its mask, and what its next build is for."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.masks.settings import Settings
+from keras_freeze.parameters import Parameter, same_path
+from keras_freeze.starts import Start
+
+
+class Phase(enum.Enum):
+    """The phase of a FreezeOptimizer.
+
+    It begins `UNBUILT`. Its first build leads to `DECIDED` where a mask is given, to `WAITING`
+    where a configuration gives the counts of a mask that is loaded later, and else to `UNDECIDED`
+    until the first batch decides the mask. Another FreezeOptimizer may supersede its decision.
+    """
+
+    UNBUILT = "unbuilt"
+    WAITING = "waiting for a mask to be loaded"
+    UNDECIDED = "undecided until the first batch"
+    DECIDED = "decided"
+    SUPERSEDED = "superseded by another FreezeOptimizer"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a FreezeOptimizer besides its inner optimizer's.
+
+    Attributes:
+        mask: which weights are trained; None if that is not decided yet.
+        compact: whether the update strategy is compact.
+        decay_scale: FreezeNet-WD's scalar.
+        by_first_batch: whether the first batch decided the mask. Steps are then traced with that
+            decision in them, which rounds a little differently, and training that is resumed must
+            round the same.
+        starts: what variables of the mask were drawn from, by position, where that is known.
+        settings: the settings of the optimizer that decided; None where a file does not say.
+    """
+
+    mask: FreezeMask | None
+    compact: bool
+    decay_scale: Any = None
+    by_first_batch: bool = False
+    starts: Mapping[int, Start] = field(default_factory=dict)
+    settings: Settings | None = None
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a FreezeOptimizer knows before it is built.
+
+    Attributes:
+        state: the state to build with, from `freeze` or from a file; None once it is built.
+        trained_counts: from a configuration, how many entries of each variable are trained; None
+            for a variable that has no mask. Valid until a state replaces it.
+        is_from_config: whether the optimizer was made from a configuration.
+    """
+
+    state: State | None = None
+    trained_counts: tuple[int | None, ...] | None = None
+    is_from_config: bool = False
+
+
+def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:
+    """Return a mask with the paths of these variables.
+
+    Raises:
+        ValueError: if a variable has another shape or, but for the model's name and automatic
+            numbers, another path.
+    """
+    for entry in mask.entries:
+        _check_fits(entry, parameters)
+    chosen = [parameters[entry.position] for entry in mask.entries]
+    entries = [
+        MaskEntry(p.position, p.path, entry.trained, entry.is_weight)
+        for p, entry in zip(chosen, mask.entries, strict=True)
+    ]
+    return FreezeMask(entries, [p.variable for p in chosen], mask.num_rescued)
+
+
+def _check_fits(entry: MaskEntry, parameters: Sequence[Parameter]) -> None:
+    present = "no variable"
+    if entry.position < len(parameters):
+        parameter = parameters[entry.position]
+        shape = tuple(parameter.variable.shape)
+        if shape == entry.trained.shape and same_path(parameter.path, entry.path):
+            return
+        present = f"{parameter.path!r} of shape {shape}"
+    raise ValueError(
+        f"The mask that is loaded has {entry.path!r} of shape {entry.trained.shape} as variable "
+        f"{entry.position}, and this network has {present} there: the mask belongs to another "
+        "network, or its layers come in another order."
+    )
