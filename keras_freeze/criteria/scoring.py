@@ -77,8 +77,8 @@ def scores_of_loss(
         outer: the optimizer that gets the model's gradients, which may scale the loss.
     """
     grasp = criteria.as_grasp(criterion)
-    scale = loss_scale(outer)
     with backend.outside_strategy():
+        scale = loss_scale(outer)
         if grasp is not None:
             return _grasp_scores(model, parameters, batches, grasp, loss, scale)
         gradients = loss_gradients(model, [p.variable for p in parameters], batches, loss, scale)

@@ -78,10 +78,8 @@ class Recorder:
     def record(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Record gradients and their variables; None means those the optimizer is built for."""
         if variables is None:
-            is_built = optimizer.built
-            variables = (
-                optimizer.built_variables if is_built else self._built_for.get(id(optimizer))
-            )
+            built_for = self._built_for.get(id(optimizer))
+            variables = optimizer.built_variables if optimizer.built else built_for
         variables = checked_variables(grads, variables)
         record = self.records.setdefault(id(optimizer), RecordedGradients(optimizer))
         # The inner optimizer would divide by its loss scale.
