@@ -17,8 +17,8 @@ from keras_freeze.gradients.preserve import state_kept
 
 _MAX_CAUSE = 300
 
-# Computes the value of a loss, and what is asked of it times a scale.
-Compute = Callable[[Callable[[], Any], float], tuple[Any, list[Any]]]
+# Computes the value of a loss, and something for each variable, such as its gradient.
+Compute = Callable[..., tuple[Any, list[Any]]]
 
 
 def loss_gradients(
@@ -33,11 +33,7 @@ def loss_gradients(
 
     The model's outputs are divided by `temperature` before the loss.
     """
-
-    def compute(loss: Callable[[], Any], scale: float) -> tuple[Any, list[Any]]:
-        return backend.gradients(loss, variables, scale)
-
-    return _summed(model, len(variables), batches, loss, scale, temperature, compute)
+    return _summed(backend.gradients, model, variables, batches, loss, scale, temperature)
 
 
 def hessian_gradient_products(
@@ -62,12 +58,9 @@ def hessian_gradient_products(
     size = max((float(ops.max(ops.abs(g))) for g in gradients if g is not None), default=0.0)
     size = 2.0 ** np.floor(np.log2(size)) if 0.0 < size < np.inf else 1.0
     vectors = [None if g is None else g / size for g in gradients]
-
-    def compute(loss: Callable[[], Any], scale: float) -> tuple[Any, list[Any]]:
-        return backend.hessian_products(loss, variables, vectors, scale)
-
+    compute = functools.partial(backend.hessian_products, vectors=vectors)
     try:
-        products = _summed(model, len(variables), batches, loss, scale, temperature, compute)
+        products = _summed(compute, model, variables, batches, loss, scale, temperature)
     except LookupError as error:
         if type(error) is not LookupError:
             raise
@@ -79,32 +72,33 @@ def hessian_gradient_products(
 
 
 def _summed(
+    compute: Compute,
     model: keras.Model,
-    number_of_results: int,
+    variables: list[Any],
     batches: Iterable[Batch],
     loss: Any,
     scale: float,
     temperature: float,
-    compute: Compute,
 ) -> list[Any]:
     loss_of = loss_function(model, loss, temperature)
-    total: list[Any] = [None] * number_of_results
+    total: list[Any] = [None] * len(variables)
     with state_kept(model):
         for number, (x, y, sample_weight, weight) in enumerate(batches):
-            results = _of_batch(
-                compute, functools.partial(loss_of, x, y, sample_weight), scale, number
+            of_batch = functools.partial(
+                compute, functools.partial(loss_of, x, y, sample_weight), variables
             )
+            results = _finite_results(of_batch, scale, number)
             total = [_add(t, r, weight) for t, r in zip(total, results, strict=True)]
     return total
 
 
-def _of_batch(compute: Compute, loss: Callable[[], Any], scale: float, number: int) -> list[Any]:
+def _finite_results(compute: Compute, scale: float, number: int) -> list[Any]:
     with data_errors(number):
-        value, results = compute(loss, scale)
+        value, results = compute(scale=scale)
         # A scale that is too large for float16 is halved, as LossScaleOptimizer does.
         while scale > 1.0 and not _all_finite(results) and np.isfinite(backend.to_numpy(value)):
             scale /= 2.0
-            value, results = compute(loss, scale)
+            value, results = compute(scale=scale)
     if not np.isfinite(backend.to_numpy(value)).all():
         raise ValueError(
             f"The loss of batch {number} is {backend.to_numpy(value)}: look for NaN or infinite "

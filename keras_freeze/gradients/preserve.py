@@ -224,28 +224,26 @@ class KeptState:
 
 
 @contextlib.contextmanager
-def everything_kept(model: keras.Model) -> Iterator[None]:
-    """Restore all that a model holds."""
-    kept = KeptState(model)
+def _put_back(kept: KeptState | KeptAttributes | KeptValues | KeptRandomState) -> Iterator[None]:
     try:
         yield
     finally:
         kept.put_back()
 
 
+def everything_kept(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """Restore all that a model holds."""
+    return _put_back(KeptState(model))
+
+
 @contextlib.contextmanager
 def state_kept(model: keras.Model) -> Iterator[None]:
     """Restore what a forward pass changes: moving statistics, metrics, states, random state."""
-    random_state = KeptRandomState(held_by(model))
-    try:
-        with values_kept(model):
-            yield
-    finally:
-        random_state.put_back()
+    with _put_back(KeptRandomState(held_by(model))), values_kept(model):
+        yield
 
 
-@contextlib.contextmanager
-def values_kept(model: keras.Model) -> Iterator[None]:
+def values_kept(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Restore moving statistics, seed generators, metrics and states, but not random state.
 
     For a pass that builds the model: layers made in it draw the seeds of their initializers from
@@ -253,14 +251,11 @@ def values_kept(model: keras.Model) -> Iterator[None]:
     """
     objects = held_by(model)
     trained = {id(v) for v in trained_variables(model, objects)}
-    values = KeptValues(v for v in variables_among(objects) if id(v) not in trained)
+    variables = [v for v in variables_among(objects) if id(v) not in trained]
     generator = _keras_private.global_seed_generator()
-    seed = KeptValues([] if generator is None else [generator.state])
-    try:
-        yield
-    finally:
-        values.put_back()
-        seed.put_back()
+    if generator is not None:
+        variables.append(generator.state)
+    return _put_back(KeptValues(variables))
 
 
 def trained_variables(model: keras.Model, objects: Iterable[Any]) -> list[Any]:
@@ -288,21 +283,13 @@ def layers_kept_if_it_fails(model: keras.Model) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def attributes_kept(model: keras.Model) -> Iterator[None]:
+def attributes_kept(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Restore the attributes of a model and of all that it holds, but no values of variables."""
-    attributes = KeptAttributes(held_by(model))
-    try:
-        yield
-    finally:
-        attributes.put_back()
+    return _put_back(KeptAttributes(held_by(model)))
 
 
-@contextlib.contextmanager
-def others_kept(model: keras.Model) -> Iterator[None]:
+def others_kept(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Restore the attributes of what is not a layer, such as optimizers and metrics."""
-    others = KeptAttributes(one for one in held_by(model) if not isinstance(one, keras.Layer))
-    try:
-        yield
-    finally:
-        others.put_back()
+    return _put_back(
+        KeptAttributes(one for one in held_by(model) if not isinstance(one, keras.Layer))
+    )

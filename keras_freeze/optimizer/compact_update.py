@@ -108,11 +108,9 @@ class CompactUpdate(Update):
         if self._phase is Phase.WAITING:
             return []
         return [
-            self._variable_mask(
-                position, _reader_of_indices(self.indices.get(position), p.variable.shape)
-            )
-            for position, p in enumerate(self.parameters)
-            if self.trained_counts[position] is not None
+            self._variable_mask(position, self._reader(position))
+            for position, count in enumerate(self.trained_counts)
+            if count is not None
         ]
 
     def position_of(self, variable: Any) -> int | None:
@@ -123,8 +121,11 @@ class CompactUpdate(Update):
 
     def trained(self, position: int) -> np.ndarray:
         """Return the mask of the variable at a position."""
+        return self._reader(position)()
+
+    def _reader(self, position: int) -> Callable[[], np.ndarray]:
         shape = self.parameters[position].variable.shape
-        return _reader_of_indices(self.indices.get(position), shape)()
+        return _reader_of_indices(self.indices.get(position), shape)
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
         return compact and self.trained_counts == count_trained(mask, len(self.parameters))

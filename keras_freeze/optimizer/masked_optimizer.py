@@ -319,10 +319,10 @@ class MaskedOptimizer(DelegatingOptimizer):
             return children
         # A SavedModel needs all that its functions read.
         compact = self.compact_update
-        blocks = [] if compact is None else compact.blocks.values()
-        vectors = [] if compact is None else compact.vectors
-        read = [v.value for v in (self._traces.variable, *self.mask_variables, *vectors)]
-        read += [variable for block in blocks for variable in block.variables]
+        read = [v.value for v in (self._traces.variable, *self.mask_variables)]
+        if compact is not None:
+            read += [vector.value for vector in compact.vectors]
+            read += [v for block in compact.blocks.values() for v in block.variables]
         return {**children, **{f"read_{number}": v for number, v in enumerate(read)}}
 
     def _serialize_to_tensors(self) -> dict[str, Any]:

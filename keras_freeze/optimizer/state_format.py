@@ -1,6 +1,7 @@
 """The format of a FreezeOptimizer's state in checkpoints: writing, reading and comparing it."""
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -119,10 +120,8 @@ def check_origin(
             or if variables of another inner optimizer would be loaded.
     """
     header = _read_header(store)
-    saved = header.get("variables", [])
-    if saved and parameters:
-        for position in range(max(len(saved), len(parameters))):
-            _check_variable(saved, parameters, position)
+    if header.get("variables") and parameters:
+        _check_variables(header["variables"], parameters)
     described = header.get("inner")
     if described is None:
         return
@@ -136,14 +135,8 @@ def check_origin(
 
 def has_these_variables(store: Any, parameters: Sequence[Parameter]) -> bool:
     """Return whether a state was saved with these variables, as far as it says so."""
-    saved = _read_header(store).get("variables", [])
-    return not saved or (
-        len(saved) == len(parameters)
-        and all(
-            same_path(path, p.path) and tuple(shape) == tuple(p.variable.shape)
-            for (path, shape), p in zip(saved, parameters, strict=True)
-        )
-    )
+    saved = _read_header(store).get("variables")
+    return not saved or _first_difference(saved, parameters) is None
 
 
 def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, list[str]]:
@@ -181,16 +174,25 @@ def skip_loading_once(optimizer: Any) -> None:
     vars(optimizer)["load_own_variables"] = lambda store: vars(optimizer).pop("load_own_variables")
 
 
-def _check_variable(saved: Sequence[Any], parameters: Sequence[Parameter], position: int) -> None:
-    before = after = None
-    if position < len(saved):
-        before = (saved[position][0], tuple(saved[position][1]))
-    if position < len(parameters):
-        parameter = parameters[position]
-        after = (parameter.path, tuple(parameter.variable.shape))
-    if before and after and before[1] == after[1] and same_path(before[0], after[0]):
+def _first_difference(
+    saved: Sequence[Any], parameters: Sequence[Parameter]
+) -> tuple[int, list[str]] | None:
+    """Return the first position with another variable than before, and what is there in words."""
+    before = [(path, tuple(shape)) for path, shape in saved]
+    after = [(p.path, tuple(p.variable.shape)) for p in parameters]
+    for position, pair in enumerate(itertools.zip_longest(before, after)):
+        one, other = pair
+        if one and other and one[1] == other[1] and same_path(one[0], other[0]):
+            continue
+        return position, [f"{v[0]!r} of shape {v[1]}" if v else "no variable" for v in pair]
+    return None
+
+
+def _check_variables(saved: Sequence[Any], parameters: Sequence[Parameter]) -> None:
+    difference = _first_difference(saved, parameters)
+    if difference is None:
         return
-    words = ["no variable" if v is None else f"{v[0]!r} of shape {v[1]}" for v in (before, after)]
+    position, words = difference
     raise ValueError(
         f"The optimizer state that is loaded was saved with {words[0]} as variable {position}, and "
         f"this network has {words[1]} there: the state belongs to another network, or its layers "
