@@ -16,12 +16,8 @@ from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
 MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
 
 
-def mask_from(mask: Any, parameters: list[Parameter]) -> FreezeMask:
+def mask_from(mask: MaskLike, parameters: list[Parameter]) -> FreezeMask:
     """Return a FreezeMask over all weights, and over what else a mask names.
-
-    Args:
-        mask: a FreezeMask, a mapping from paths to boolean arrays, or a function of a variable.
-        parameters: all trainable variables, classified.
 
     Raises:
         TypeError: for any other mask.
@@ -48,12 +44,7 @@ def mask_from(mask: Any, parameters: list[Parameter]) -> FreezeMask:
 def parts_for(
     mask: FreezeMask, model: keras.Model, optimizers: Sequence[FreezeOptimizer]
 ) -> list[FreezeMask]:
-    """Split the mask of a model with several FreezeOptimizers: one part for each.
-
-    Args:
-        mask: a mask of the model's trainable variables.
-        model: the model.
-        optimizers: its FreezeOptimizers, all built.
+    """Split a mask of a model's trainable variables: one part for each of several FreezeOptimizers.
 
     Raises:
         ValueError: if the mask freezes something that none of them trains.

@@ -47,14 +47,8 @@ def hessian_products(
 ) -> tuple[Any, list[Any]]:
     """Return `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
 
-    Args:
-        loss: a function of nothing.
-        variables: the variables of the Hessian.
-        vectors: the vector's parts, one constant tensor for each variable; None means zero.
-        scale: multiplies the loss.
-
-    Returns:
-        The value, and the dense parts of the product, None where it is zero by construction.
+    The vector has one constant tensor for each variable; None means zero. The product has dense
+    parts, None where one is zero by construction.
 
     Raises:
         LookupError: where TensorFlow has no second derivative of an operation.
@@ -296,8 +290,6 @@ def with_gradient(
 
     Args:
         function: is linear in `inputs`, and takes a kernel of their dtype.
-        inputs: a tensor.
-        kernel: a Keras variable.
         kernel_gradient: given `inputs` and the gradient of the result, the kernel's gradient.
 
     Returns:

@@ -111,14 +111,7 @@ def hessian_products(
 ) -> tuple[Any, list[Any]]:
     """Return `loss()`, and the product of the Hessian of `scale * loss()` with a vector.
 
-    Args:
-        loss: a function of nothing.
-        variables: the variables of the Hessian.
-        vectors: the vector's parts, one constant tensor for each variable; None means zero.
-        scale: multiplies the loss.
-
-    Returns:
-        The value, and the dense parts of the product.
+    The vector has one constant tensor for each variable; None means zero. The product is dense.
     """
     function, assigned = _stateless(loss, variables, scale)
 
@@ -262,9 +255,7 @@ def known_value(variable: Any) -> np.ndarray | None:
 def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     """Return a function that is compiled for each structure and shapes of its arguments.
 
-    Args:
-        function: of tensors, or structures of them, to such structures.
-        model: the model whose variables it reads or assigns.
+    It is of tensors, or structures of them, and reads or assigns variables of this model alone.
     """
 
     @jax.jit

@@ -163,9 +163,7 @@ def known_value(variable: Any) -> np.ndarray | None:
 def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     """Return a function that is compiled for each structure and shapes of its arguments.
 
-    Args:
-        function: of tensors, or structures of them, to such structures.
-        model: the model whose variables it reads or assigns.
+    It is of tensors, or structures of them, and reads or assigns variables of this model alone.
     """
     # A smaller last batch costs one more trace, not one each time.
     return tf.function(function, autograph=False, reduce_retracing=True)

@@ -139,11 +139,8 @@ class FlowMeter:
     def statistics(self, data: Iterable[Any]) -> FlowStatistics:
         """Compute mean and deviation of the flow over batches; NaN if one of them is not finite.
 
-        Args:
-            data: (x, y, sample_weight) for each batch, such as `Passes`.
-
-        Raises:
-            ValueError: as in `gradient_flow`, except for a flow that is not finite.
+        `data` yields (x, y, sample_weight) for each batch, as `Passes` does. Other errors are those
+        of `gradient_flow`.
         """
         sizes, flows = zip(*((b.size, b.flow) for b in self.batch_flows(data)), strict=True)
         if not np.isfinite(flows).all():

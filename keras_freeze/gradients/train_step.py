@@ -39,11 +39,8 @@ def recorded_gradients(model: keras.Model, batches: Batches) -> list[RecordedGra
     """Run a model's `train_step` and record the gradients that it passes to FreezeOptimizers.
 
     The model is left as it was, bit for bit: variables, optimizers, metrics, attributes of its
-    objects, random state. Only layers that were not built are built.
-
-    Args:
-        model: a model with its own `train_step`.
-        batches: the batches; the gradients of all are summed. Each starts from the same weights.
+    objects, random state. Only layers that were not built are built. The gradients of all batches
+    are summed, each from the same weights.
 
     Returns:
         The gradients for each FreezeOptimizer that was passed any, in the order of their first

@@ -122,12 +122,8 @@ def register(
     """Register the masks of variables.
 
     Where the variables have the same masks already, their decision stands. Otherwise this is a new
-    decision, and optimizers with an earlier one about any of these variables stop training.
-
-    Args:
-        owner: the FreezeOptimizer; None for a file.
-        masks: the mask of each variable.
-        settings, decay_scale: as for `Decision`.
+    decision, and optimizers with an earlier one about any of these variables stop training. The
+    owner is a FreezeOptimizer; None for a file.
     """
     new = Decision(settings, decay_scale)
     entries = [_registered(mask.variable) for mask in masks]
@@ -163,9 +159,7 @@ def register(
 def keep_current_masks(owner: Any, variables: Iterable[Any]) -> None:
     """Copy the masks that an optimizer has registered, before it changes what they are read from.
 
-    Args:
-        owner: the FreezeOptimizer.
-        variables: variables that it may have registered.
+    The variables are those that it may have registered.
     """
     for variable in variables:
         entry = _registered(variable)
@@ -174,12 +168,7 @@ def keep_current_masks(owner: Any, variables: Iterable[Any]) -> None:
 
 
 def zero_frozen_entries(variable: Any, trained: Any) -> None:
-    """Set the frozen entries of a variable to zero.
-
-    Args:
-        variable: the variable.
-        trained: boolean array or tensor of its shape, True where an entry is trained.
-    """
+    """Set the entries of a variable to zero where the boolean array `trained` is False."""
     zeros = ops.zeros(variable.shape, variable.dtype)
     variable.assign(ops.where(trained, variable.value, zeros))
 
@@ -259,12 +248,7 @@ def decay_scale_of(variables: Sequence[Any]) -> np.ndarray | None:
 
 
 def check_agrees(mask: FreezeMask, parameters: Sequence[Parameter], settings: Settings) -> None:
-    """Check that an optimizer may inherit a mask.
-
-    Args:
-        mask: the mask of the parameters, as `mask_of` returns it.
-        parameters: all variables of the optimizer, classified.
-        settings: the optimizer's settings.
+    """Check that an optimizer with these variables and settings may inherit their mask.
 
     Raises:
         ValueError: if the mask was decided with other settings, or if the optimizer excludes

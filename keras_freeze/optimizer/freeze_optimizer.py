@@ -6,27 +6,24 @@ from typing import Any
 
 import keras
 
-from keras_freeze import backend, criteria
+from keras_freeze import backend
 from keras_freeze._utils.threads import exclusive
 from keras_freeze._utils.typing import Optimizer, Variable
 from keras_freeze.criteria.criteria import Criterion
 from keras_freeze.gradients.recording import active_recorder, checked_variables
 from keras_freeze.initializers.of_layers import model_in_use, starts_of
 from keras_freeze.masks import frozen_variables
-from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer import configuration
 from keras_freeze.optimizer.arguments import (
     CHECKS,
     check_decay,
     check_inner_optimizer,
-    check_precision,
     warn_of_constraints,
 )
-from keras_freeze.optimizer.inner_optimizer import fresh_copies, reset_to, unbuild, walk
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
-from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
+from keras_freeze.optimizer.state import BuildPlan, Phase, State
 from keras_freeze.optimizer.strategy import make_update
-from keras_freeze.parameters import Parameter, classify, path_of, shorten
+from keras_freeze.parameters import Parameter, path_of, shorten
 
 
 @keras.saving.register_keras_serializable(package="keras_freeze")
@@ -128,12 +125,6 @@ class FreezeOptimizer(MaskedOptimizer):
                 )
         super().__setattr__(name, value)
 
-    @property
-    def settings(self) -> Settings:
-        """The settings that another FreezeOptimizer must have to inherit this one's mask."""
-        criterion = criteria.in_words(self.criterion)
-        return Settings(self.freeze_rate, criterion, self.frozen_weights, self.seed)
-
     def build(self, variables: Sequence[Variable]) -> None:
         """Create the state for the variables that will be updated; called by Keras or `freeze`.
 
@@ -167,12 +158,6 @@ class FreezeOptimizer(MaskedOptimizer):
             self.plan = replace(self.plan, state=None)
             self._register()
             warn_of_constraints(parameters, self.frozen_weights, self.mask)
-
-    def _checked(self, variables: Sequence[Variable]) -> list[Parameter]:
-        backend.check_strategy(variables, list(walk(self)))
-        parameters = classify(variables, self.exclude)
-        check_precision(parameters, self.frozen_weights)
-        return parameters
 
     def _inherit_state(self, parameters: Sequence[Parameter]) -> None:
         """Plan to build with the mask of variables that are frozen already, if some are."""
@@ -269,27 +254,6 @@ class FreezeOptimizer(MaskedOptimizer):
         self.build(variables)
         self._check_variables_are_known(variables)
         return checked_variables(grads, variables)
-
-    def rebuild(self, state: State | None, variables: Sequence[Variable]) -> None:
-        """Build this optimizer, again if necessary, for a state and variables.
-
-        Raises:
-            ValueError: if the state belongs to another network; nothing has changed then.
-        """
-        parameters = self._checked(variables)
-        if state is not None and state.mask is not None:
-            relabel(state.mask, parameters)  # raises now, while nothing has changed
-        if self.update is not None:
-            with backend.strategy_scope(self):
-                copies = fresh_copies(self.inner_optimizer)
-            self._keep_current_masks()
-            self.update.disable()
-            self.update = None
-            reset_to(self.inner_optimizer, copies)
-            unbuild(self)
-            self.refuse_traced_functions()
-        self.plan = replace(self.plan, state=state, trained_counts=None)
-        self.build(list(variables))
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments and, for a compact update, the counts it needs."""

@@ -37,7 +37,9 @@ def unbuild(optimizer: Any) -> None:
 
 
 def fresh_copies(inner: Any) -> list[tuple[Any, Any]]:
-    """Pair each optimizer that has a state of its own with a new copy, which has none.
+    """Pair each optimizer that has a state of its own with a new copy.
+
+    The copy has its iterations and learning rate, but none of its other state.
 
     Raises:
         ValueError: if an optimizer cannot be copied by its configuration.
@@ -47,14 +49,10 @@ def fresh_copies(inner: Any) -> list[tuple[Any, Any]]:
 
 
 def reset_to(inner: Any, copies: list[tuple[Any, Any]]) -> None:
-    """Unbuild an optimizer and drop its state, except iterations and learning rate.
+    """Unbuild an optimizer and give it the state of its `fresh_copies`.
 
     The objects stay the same. It is not enough to take the variables out of them: TensorFlow would
     then refuse to export their model.
-
-    Args:
-        inner: the optimizer.
-        copies: what `fresh_copies(inner)` has returned.
     """
     for old, fresh in copies:
         vars(old).clear()

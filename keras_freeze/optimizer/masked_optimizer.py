@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import _keras_private, backend
+from keras_freeze import _keras_private, backend, criteria
 from keras_freeze._utils.threads import exclusive
 from keras_freeze._utils.typing import Variable
 from keras_freeze.initializers.of_layers import starts_of
@@ -16,10 +16,11 @@ from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer import saving
+from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
-from keras_freeze.optimizer.inner_optimizer import walk
+from keras_freeze.optimizer.inner_optimizer import fresh_copies, reset_to, unbuild, walk
 from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
 from keras_freeze.optimizer.strategy import suits_compact
 from keras_freeze.optimizer.trace_guard import TraceGuard
@@ -34,13 +35,16 @@ class MaskedOptimizer(DelegatingOptimizer):
     Attributes:
         update: the update strategy that changes the variables; None before the build.
         plan: what the next build starts from.
-        frozen_weights: "keep", "decay" or "zero".
-        exclude: the layers or paths that are always trained.
     """
 
     update: Update | None = None
     plan = BuildPlan()
+
+    # Settings, as arguments of FreezeOptimizer.
+    freeze_rate: float
+    criterion: str | criteria.Criterion
     frozen_weights: str
+    seed: int
     exclude: tuple[str, ...]
 
     def __init__(self, name: str | None) -> None:
@@ -52,11 +56,8 @@ class MaskedOptimizer(DelegatingOptimizer):
     @property
     def settings(self) -> Settings:
         """The settings that another FreezeOptimizer must have to inherit this one's mask."""
-        raise NotImplementedError
-
-    def rebuild(self, state: State | None, variables: Sequence[Variable]) -> None:
-        """Build this optimizer, again if necessary, for a state and variables."""
-        raise NotImplementedError
+        criterion = criteria.in_words(self.criterion)
+        return Settings(self.freeze_rate, criterion, self.frozen_weights, self.seed)
 
     @property
     def phase(self) -> Phase:
@@ -102,6 +103,33 @@ class MaskedOptimizer(DelegatingOptimizer):
     def suits_compact(self, mask: FreezeMask) -> bool:
         """Return whether the inner optimizer can do with the trained weights of a mask alone."""
         return suits_compact(self.inner_optimizer, mask)
+
+    def rebuild(self, state: State | None, variables: Sequence[Variable]) -> None:
+        """Build this optimizer, again if necessary, for a state and variables.
+
+        Raises:
+            ValueError: if the state belongs to another network; nothing has changed then.
+        """
+        parameters = self._checked(variables)
+        if state is not None and state.mask is not None:
+            relabel(state.mask, parameters)  # raises now, while nothing has changed
+        if self.update is not None:
+            with backend.strategy_scope(self):
+                copies = fresh_copies(self.inner_optimizer)
+            self._keep_current_masks()
+            self.update.disable()
+            self.update = None
+            reset_to(self.inner_optimizer, copies)
+            unbuild(self)
+            self.refuse_traced_functions()
+        self.plan = replace(self.plan, state=state, trained_counts=None)
+        self.build(list(variables))
+
+    def _checked(self, variables: Sequence[Variable]) -> list[Parameter]:
+        backend.check_strategy(variables, list(walk(self)))
+        parameters = classify(variables, self.exclude)
+        check_precision(parameters, self.frozen_weights)
+        return parameters
 
     def set_mask(
         self,

@@ -108,12 +108,9 @@ def check_origin(
     order, or of another optimizer, would be loaded into the wrong places. Files of earlier
     versions of this package do not contain what is compared here.
 
-    Args:
-        store: what `write_state` wrote.
-        parameters: the variables that the optimizer was built with; empty if it is not built.
-        inner: the inner optimizer.
-        is_loaded: whether the inner optimizer's variables are loaded from the same file. Into one
-            that is not built, Keras loads them only if the number of variables happens to agree.
+    The arguments are those of `write_state`; `is_loaded` tells whether the inner optimizer's
+    variables are loaded from the same file. Into one that is not built, Keras loads them only if
+    the number of variables happens to agree.
 
     Raises:
         ValueError: if the state belongs to a network with other variables or in another order,

@@ -75,10 +75,9 @@ def lenet_5_caffe(
     With 10 classes and 28 x 28 x 1 inputs: 430,500 weights and 580 biases.
 
     Args:
-        num_classes: number of logits, at least 1.
         input_shape: `(height, width, channels)`, height and width at least 16, so that a pixel is
             left after both convolutions (no padding) and poolings.
-        initializer, seed: as in `lenet_300_100`.
+        num_classes, initializer, seed: as in `lenet_300_100`.
 
     Returns:
         A model from `(batch, height, width, channels)` to logits `(batch, num_classes)`.
@@ -116,11 +115,10 @@ def vgg16_d(
     BatchNorm's momentum and epsilon are PyTorch's defaults.
 
     Args:
-        num_classes: number of logits, at least 1.
         input_shape: `(height, width, channels)`, height and width at least 32, so that a pixel is
             left after five poolings. Up to 63 exactly one is left, as in the paper; from 64 on the
             first dense layer grows with what is left.
-        initializer, seed: as in `lenet_300_100`.
+        num_classes, initializer, seed: as in `lenet_300_100`.
 
     Returns:
         A model from `(batch, height, width, channels)` to logits `(batch, num_classes)`.
@@ -170,10 +168,9 @@ def resnet34(
     channels change, which contradicts the paper's own count.)
 
     Args:
-        num_classes: number of logits, at least 1.
         input_shape: `(height, width, channels)`, height and width at least 16: four stages halve
             them. What is left is averaged; 64 x 64 leaves the paper's 4 x 4.
-        initializer, seed: as in `lenet_300_100`.
+        num_classes, initializer, seed: as in `lenet_300_100`.
 
     Returns:
         A model from `(batch, height, width, channels)` to logits `(batch, num_classes)`.

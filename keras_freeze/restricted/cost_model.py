@@ -23,9 +23,6 @@ def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool,
     Args:
         matrices: a mask of shape (places, rows, columns).
         places: how many places inputs and outputs have; each has one number for a channel.
-
-    Returns:
-        The cheapest choice, by the measured costs above.
     """
     if not matrices.any():
         return True, True

@@ -136,11 +136,7 @@ def load_arrays(
     for Tiny ImageNet's.
 
     Args:
-        name: as in `load`.
-        split: as in `load`.
-        seed: as in `load`.
-        data_dir: as in `load`.
-        validation_fraction: as in `load`.
+        name, split, seed, data_dir, validation_fraction: as in `load`.
 
     Returns:
         Images, float32 of shape (n, height, width, channels), and labels, int32 of shape (n,).
