@@ -14,12 +14,7 @@ from keras_freeze.gradients.data import Passes
 from keras_freeze.gradients.loss import data_errors
 from keras_freeze.gradients.preserve import attributes_kept, state_kept
 from keras_freeze.masks.frozen_variables import zero_frozen_entries
-from keras_freeze.model_state import (
-    ModelOptimizers,
-    check_model,
-    check_not_quantized,
-    get_mask,
-)
+from keras_freeze.model_state import ModelOptimizers, check_model, check_not_quantized, get_mask
 
 
 @dataclass(frozen=True)

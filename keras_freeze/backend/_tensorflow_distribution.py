@@ -8,10 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_freeze import _keras_private
-from keras_freeze.backend._tensorflow_values import (
-    tensor_variable,
-    to_dense,
-)
+from keras_freeze.backend._tensorflow_values import tensor_variable
 
 
 def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
@@ -77,12 +74,13 @@ def num_replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
-def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """Return the dense sums of the gradients of all replicas, None where there is none."""
-    found = [to_dense(g) for g in gradients if g is not None]
-    if num_replicas() > 1:
-        found = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, found)
-    sums = iter(found)
+def sum_over_replicas(gradients: Sequence[Any]) -> Sequence[Any]:
+    """Return the sums of the dense gradients of all replicas, None where there is none."""
+    if num_replicas() == 1:
+        return gradients
+    found = [g for g in gradients if g is not None]
+    context = tf.distribute.get_replica_context()
+    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, found))
     return [None if g is None else next(sums) for g in gradients]
 
 

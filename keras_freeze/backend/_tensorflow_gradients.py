@@ -10,12 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_freeze import _keras_private
-from keras_freeze.backend._tensorflow_values import (
-    gather,
-    tensor_variable,
-    to_dense,
-    to_numpy,
-)
+from keras_freeze.backend._tensorflow_values import gather, tensor_variable, to_dense, to_numpy
 
 _passes = threading.local()
 

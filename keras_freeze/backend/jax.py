@@ -32,11 +32,6 @@ def num_processes() -> int:
     return int(jax.process_count())
 
 
-def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """Return the dense gradients, None where there is none."""
-    return [None if g is None else to_dense(g) for g in gradients]
-
-
 class _Scope(keras.StatelessScope):
     """A StatelessScope within another, which knows which variables were assigned."""
 

@@ -28,11 +28,6 @@ def num_processes() -> int:
     return int(distributed.get_world_size()) if is_grouped else 1
 
 
-def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """Return the dense gradients, None where there is none."""
-    return [None if g is None else to_dense(g) for g in gradients]
-
-
 def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:
     """Call `function(tensors)` if `condition` holds."""
     if bool(_tensor(condition)):

@@ -160,7 +160,9 @@ class DenseUpdate(Update):
                 "of all of them. Call `keras_freeze.freeze` first, or apply all gradients at once. "
                 f"Received: no gradients of {', '.join(missing)}"
             )
-        summed = backend.sum_over_replicas([gradients[p] for p in self._candidates])
+        found = [gradients[p] for p in self._candidates]
+        dense = [None if g is None else backend.to_dense(g) for g in found]
+        summed = backend.sum_over_replicas(dense)
         scores = [self._scores(p, g) for p, g in zip(self._candidates, summed, strict=True)]
         finite = [ops.all(ops.isfinite(s)) for s in scores]
         checks = [

@@ -22,12 +22,7 @@ import keras
 from keras import ops
 
 from keras_freeze import _keras_private, backend
-from keras_freeze.model_state import (
-    ModelOptimizers,
-    check_model,
-    optimizer_in_training,
-    retrace,
-)
+from keras_freeze.model_state import ModelOptimizers, check_model, optimizer_in_training, retrace
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
 from keras_freeze.restricted.cost_model import cheapest_block
