@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_freeze import _keras_private, backend
 from keras_freeze.gradients.data import Batches
-from keras_freeze.gradients.loss import data_errors
+from keras_freeze.gradients.loss import data_errors, loss_scale
 from keras_freeze.gradients.preserve import (
     KeptState,
     KeptValues,
@@ -95,7 +95,7 @@ def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
         return
     start = KeptState(model)
     records = {key: record.copy() for key, record in recorder.records.items()}
-    scales = {id(one): _scale_of(one) for one in scaled}
+    scales = {id(one): loss_scale(one) for one in scaled}
     while True:
         with _traceless_loss_scaling(scaled) as overflowed:
             backend.run_train_step(model, data, recorder)
@@ -112,10 +112,6 @@ def _run(model: keras.Model, data: Any, recorder: Recorder) -> None:
             )
         for optimizer in scaled:
             _set_scale(optimizer, scales[id(optimizer)])
-
-
-def _scale_of(optimizer: Any) -> float:
-    return float(optimizer.scale_loss(1.0))
 
 
 def _set_scale(optimizer: Any, scale: float) -> None:

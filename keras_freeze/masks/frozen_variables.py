@@ -156,15 +156,11 @@ def register(
             decision.owners.add(owner)
 
 
-def keep_current_masks(owner: Any, variables: Iterable[Any]) -> None:
-    """Copy the masks that an optimizer has registered, before it changes what they are read from.
-
-    The variables are those that it may have registered.
-    """
-    for variable in variables:
-        entry = _registered(variable)
-        if entry is not None and entry.owner is not None and entry.owner() is owner:
-            _registry[id(variable)] = replace(entry, read=constant_mask(entry.read()))
+def keep_current_masks(owner: Any) -> None:
+    """Copy the masks that an optimizer has registered, before what they are read from changes."""
+    for key, entry in list(_registry.items()):
+        if entry.owner is not None and entry.owner() is owner:
+            _registry[key] = replace(entry, read=constant_mask(entry.read()))
 
 
 def zero_frozen_entries(variable: Any, trained: Any) -> None:

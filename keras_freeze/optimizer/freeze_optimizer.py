@@ -6,20 +6,20 @@ from typing import Any
 
 import keras
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze._utils.threads import exclusive
 from keras_freeze._utils.typing import Optimizer, Variable
 from keras_freeze.criteria.criteria import Criterion
 from keras_freeze.gradients.recording import active_recorder, checked_variables
 from keras_freeze.initializers.of_layers import model_in_use, starts_of
 from keras_freeze.masks import frozen_variables
-from keras_freeze.optimizer import configuration
 from keras_freeze.optimizer.arguments import (
     CHECKS,
     check_decay,
     check_inner_optimizer,
     warn_of_constraints,
 )
+from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 from keras_freeze.optimizer.state import BuildPlan, Phase, State
 from keras_freeze.optimizer.strategy import make_update
@@ -257,14 +257,61 @@ class FreezeOptimizer(MaskedOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments and, for a compact update, the counts it needs."""
-        return configuration.to_config(self)
+        criterion = self.criterion
+        if not isinstance(criterion, str):
+            criterion = keras.saving.serialize_keras_object(criterion)
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        config = {
+            "name": self.name,
+            "inner_optimizer": _with_public_classes(inner),
+            "freeze_rate": self.freeze_rate,
+            "criterion": criterion,
+            "frozen_weights": self.frozen_weights,
+            "l2": self.l2,
+            "exclude": self._exclude_without_model_name(),
+            "seed": self.seed,
+        }
+        counts: Sequence[int | None] | None = self.plan.trained_counts
+        if isinstance(self.update, CompactUpdate):
+            counts = self.update.trained_counts
+        if counts is not None:
+            config["trained_counts"] = list(counts)
+        return config
+
+    def _exclude_without_model_name(self) -> list[str]:
+        # The variables of a loaded model no longer have the model's name in their paths.
+        if not self.built:
+            return list(self.exclude)
+        prefixes = {path_of(v).split("/")[0] for v in self.built_variables}
+        prefix = prefixes.pop() + "/" if len(prefixes) == 1 else "/"
+        return [entry.removeprefix(prefix) for entry in self.exclude]
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> "FreezeOptimizer":
         """Make an optimizer from what `get_config` returned."""
-        arguments, counts = configuration.read_config(config, custom_objects)
+        arguments = dict(config)
+        for key in ("inner_optimizer", "criterion"):
+            if isinstance(arguments.get(key), dict):
+                arguments[key] = keras.saving.deserialize_keras_object(
+                    arguments[key], custom_objects=custom_objects
+                )
+        counts = arguments.pop("trained_counts", None)
         optimizer = cls(**arguments)
-        optimizer.plan = BuildPlan(trained_counts=counts, is_from_config=True)
+        optimizer.plan = BuildPlan(
+            trained_counts=None if counts is None else tuple(counts), is_from_config=True
+        )
         return optimizer
+
+
+def _with_public_classes(config: Any) -> Any:
+    """Return a configuration in which optimizers have the names that every backend knows."""
+    if isinstance(config, (list, tuple)):
+        return [_with_public_classes(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    config = {key: _with_public_classes(value) for key, value in config.items()}
+    if _keras_private.is_torch_optimizer_module(str(config.get("module"))):
+        config.update(module="keras.optimizers", registered_name=None)
+    return config

@@ -116,7 +116,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         if self.update is not None:
             with backend.strategy_scope(self):
                 copies = fresh_copies(self.inner_optimizer)
-            self._keep_current_masks()
+            frozen_variables.keep_current_masks(self)
             self.update.disable()
             self.update = None
             reset_to(self.inner_optimizer, copies)
@@ -180,12 +180,6 @@ class MaskedOptimizer(DelegatingOptimizer):
     def refuse_traced_functions(self) -> None:
         """Let functions fail that were traced for the mask until now."""
         self._traces.invalidate()
-
-    def _keep_current_masks(self) -> None:
-        """Keep what is registered of the variables as it is, before the mask changes in place."""
-        if self.update is not None:
-            variables = [mask.variable for mask in self.update.variable_masks]
-            frozen_variables.keep_current_masks(self, variables)
 
     def _propagate_mask(self, before: FreezeMask | None) -> None:
         """Tell the registry and restricted gradients about a mask that was set in place."""
@@ -264,7 +258,7 @@ class MaskedOptimizer(DelegatingOptimizer):
                 self.rebuild(state, self.built_variables)
             elif state.mask is not None:
                 before = update.mask
-                self._keep_current_masks()
+                frozen_variables.keep_current_masks(self)
                 update.replace_mask(relabel(state.mask, update.parameters))
                 update.by_first_batch = state.by_first_batch
                 self._propagate_mask(before)
@@ -306,7 +300,7 @@ class MaskedOptimizer(DelegatingOptimizer):
                     f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
                 )
         before = self.mask
-        self._keep_current_masks()
+        frozen_variables.keep_current_masks(self)
         for variable, weight in settable:
             variable.assign(weight)
         self._propagate_mask(before)

@@ -160,26 +160,12 @@ def _counts(model: keras.Model) -> tuple[int, int, int, int]:
 
 def _layer_table(model: keras.Model) -> str:
     lines = []
-    for _, group in groupby(_rows(model), key=astuple):
-        alike = list(group)
-        row = alike[0]
-        lines.append(
-            [
-                row.kind,
-                str(len(alike)),
-                str(row.n_in),
-                str(row.n_out),
-                row.kernel,
-                row.stride,
-                row.padding,
-                row.output,
-                *(YES if has else NO for has in (row.bias, row.batch_norm, row.relu)),
-                *(
-                    _number(len(alike) * size)
-                    for size in (row.weights, row.biases, row.normalization)
-                ),
-            ]
-        )
+    for values, group in groupby(_rows(model), key=astuple):
+        count = len(list(group))
+        kind, *shapes, bias, batch_norm, relu, weights, biases, normalization = values
+        marks = [YES if has else NO for has in (bias, batch_norm, relu)]
+        sizes = [_number(count * size) for size in (weights, biases, normalization)]
+        lines.append([kind, str(count), *map(str, shapes), *marks, *sizes])
     return markdown_table(_HEADER, lines)
 
 
