@@ -75,7 +75,6 @@ class ModelOptimizers:
     """The optimizers of a model, looked up once.
 
     Args:
-        model: the model.
         optimizer: the optimizer of a custom training loop. None: the one that the model is compiled
             with, or that an earlier call of `freeze` was given.
 

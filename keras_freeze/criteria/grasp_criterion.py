@@ -90,7 +90,6 @@ def first_of_each_class(
     Args:
         batches: tuples (x, y, sample_weight, weight), read until every class is complete. y holds
             integer class labels of shape (batch,) or (batch, 1), or rows of a one-hot array.
-        samples_per_class: how many examples of each class.
         num_outputs: width of the model's output, which tells the number of classes where y does
             not; 1 means two classes.
 

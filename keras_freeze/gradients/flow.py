@@ -122,11 +122,7 @@ class BatchFlow(NamedTuple):
 
 
 class FlowMeter:
-    """Measures gradient flows of one model, any number of times, by one compiled function.
-
-    Args:
-        model, loss: as in `gradient_flow`.
-    """
+    """Measures gradient flows of one model, any number of times, by one compiled function."""
 
     def __init__(self, model: keras.Model, loss: Any = None) -> None:
         check_model(model)

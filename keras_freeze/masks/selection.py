@@ -15,14 +15,9 @@ _RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
 
 
 def check_freeze_rate(freeze_rate: Any) -> float:
-    """Check a freezing rate q and return it as a Python float.
+    """Return a freezing rate q in [0, 1] as a Python float.
 
-    Args:
-        freeze_rate: A real number in [0, 1]. A NumPy number means the decimal it prints:
-            `np.float32(0.9)` is 0.9, not 0.89999998.
-
-    Returns:
-        The rate.
+    A NumPy number means the decimal it prints: `np.float32(0.9)` is 0.9, not 0.89999998.
 
     Raises:
         TypeError: If `freeze_rate` is not a real number; booleans are not numbers here.
@@ -39,17 +34,10 @@ def check_freeze_rate(freeze_rate: Any) -> float:
 
 
 def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
-    """Count the weights that a freezing rate leaves trained: floor((1 - q) |W|).
+    """Count the weights that a rate leaves trained: floor((1 - q) |W|) (algorithm 1, line 3).
 
     The rate is taken as the decimal number it prints, so that q = 0.9 of 430,500 weights leaves
     43,050 and not, as in binary floating point, 43,049.
-
-    Args:
-        freeze_rate: The freezing rate q in [0, 1].
-        num_weights: |W|, an integer of at least 0.
-
-    Returns:
-        The number of trained weights (the paper's algorithm 1, line 3).
 
     Raises:
         TypeError: If an argument is not a number.
@@ -65,19 +53,14 @@ def num_trained_weights(freeze_rate: float, num_weights: int) -> int:
 
 
 def rescue_index(seed: int, position: int, size: int) -> int:
-    """Draw which weight is trained in a layer that would be left without any.
+    """Draw the index of the weight that is trained in a layer that would be left without any.
 
     The index is `(r * size) >> 64` for the first 64-bit word r of Philox 4x64 (ten rounds) with
     the key `(seed, position)` and the counter `(1, 0, 0, 0x726573637565)`: uniform up to
     `size / 2**64`, and the same everywhere.
 
-    Args:
-        seed: An integer in [0, 2**64).
-        position: The variable's position among those the optimizer is built with.
-        size: The number of weights to choose from, at least 1.
-
-    Returns:
-        An index into the flattened weights.
+    `position` is the variable's among those the optimizer is built with, and `size` the number of
+    its weights.
 
     Raises:
         TypeError: If an argument is not an integer.
@@ -99,12 +82,8 @@ def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
     Ties go to the earlier array, and within an array to the lower flat index. No comparison with
     a threshold alone: where most scores are exactly 0 that would select them all.
 
-    Args:
-        scores: Arrays of any shapes, taken as float32. Signed scores are ordered as they are.
-        k: How many to mark, from 0 to the number of scores.
-
-    Returns:
-        One boolean array for each array of scores, of its shape.
+    Scores are arrays of any shapes, taken as float32; signed ones are ordered as they are. Each
+    has a boolean array of its shape.
 
     Raises:
         ValueError: If a score is NaN or infinite, or `k` is out of range.

@@ -14,11 +14,8 @@ from keras_freeze.restricted.operations import as_matrices
 class Block:
     """The rows and columns of a kernel that hold its trained weights, and the gradient in them.
 
-    Args:
-        operation: what the kernel's layer computes.
-        kernel: the kernel.
-        trained: the kernel's mask.
-        takes_rows, takes_columns: whether only some rows, or columns, are multiplied.
+    `operation` is what the kernel's layer computes; `takes_rows` and `takes_columns` tell whether
+    only some rows, or columns, are multiplied.
     """
 
     def __init__(

@@ -92,9 +92,6 @@ def _as_matrix(tensor: Any, term: str, last: Sequence[str], sizes: dict[str, int
 class Convolution:
     """What Conv1D, Conv2D and Conv3D without groups compute: a matrix at each place of the kernel.
 
-    Args:
-        layer: the layer.
-
     Attributes:
         axes: which axes of the kernel are places, rows and columns.
     """
