@@ -48,7 +48,7 @@ class CompactUpdate(Update):
         trained_counts: Sequence[int | None],
         mask: FreezeMask | None,
     ) -> None:
-        super().__init__(optimizer, parameters, 0 if mask is None else mask.num_rescued)
+        super().__init__(optimizer, parameters, mask)
         self.trained_counts = list(trained_counts)
         self._phase = Phase.WAITING if mask is None else Phase.DECIDED
         self.indices: dict[int, Any] = {}

@@ -34,14 +34,15 @@ class DenseUpdate(Update):
         parameters: Sequence[Parameter],
         mask: FreezeMask | None,
     ) -> None:
-        super().__init__(optimizer, parameters, 0 if mask is None else mask.num_rescued)
-        freeze_rate, self._criterion = optimizer.freeze_rate, optimizer.criterion
-        self._seed = seed = optimizer.seed
+        super().__init__(optimizer, parameters, mask)
+        freeze_rate = optimizer.freeze_rate
+        self._criterion = optimizer.criterion
+        self._seed = optimizer.seed
         self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
         self._num_trained = num_trained_weights(freeze_rate, sum(self._candidates.values()))
         self._warns_of_unknown = freeze_rate > 0
         self._rescued = {
-            position: rescue_index(seed, position, size)
+            position: rescue_index(self._seed, position, size)
             for position, size in self._candidates.items()
             if size and freeze_rate < 1.0
         }

@@ -35,23 +35,27 @@ class Update:
     Args:
         optimizer: the FreezeOptimizer, of which only the settings and the inner optimizer are kept.
         parameters: every variable of the FreezeOptimizer, classified, in order.
-        num_rescued: how many trained weights the at-least-one rule added.
+        mask: the mask; None if it is decided or loaded later.
 
     Attributes:
         inner: the optimizer that computes the updates.
+        num_rescued: how many trained weights the at-least-one rule added.
         by_first_batch: whether the first batch decides, or has decided, the mask.
     """
 
     by_first_batch = False
 
     def __init__(
-        self, optimizer: "FreezeOptimizer", parameters: Sequence[Parameter], num_rescued: int = 0
+        self,
+        optimizer: "FreezeOptimizer",
+        parameters: Sequence[Parameter],
+        mask: FreezeMask | None,
     ) -> None:
         self.inner: Optimizer = optimizer.inner_optimizer
         self.parameters = parameters
         self.frozen_weights = optimizer.frozen_weights
         self.l2 = optimizer.l2
-        self.num_rescued = num_rescued
+        self.num_rescued = 0 if mask is None else mask.num_rescued
         # Under coupled L2 and SGD every frozen weight follows one linear recurrence: the inner
         # optimizer computes it once, for this scalar, and frozen weights are multiplied by its
         # ratio.
