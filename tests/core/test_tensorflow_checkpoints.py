@@ -8,7 +8,10 @@ from helpers import blobs, compiled, fit, same_bits, two_dense_layers, value_of
 import keras_freeze as kf
 
 each_way = pytest.mark.parametrize("way", axes.WAYS)
-pytestmark = pytest.mark.skipif(axes.BACKEND != "tensorflow", reason="files of TensorFlow")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(axes.BACKEND != "tensorflow", reason="files of TensorFlow"),
+]
 
 
 @each_way

@@ -5,7 +5,6 @@ import textwrap
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import layers
 
 from keras_freeze import parameters
@@ -221,6 +220,8 @@ def test_variables_of_custom_layers_are_unknown():
 
 
 def test_tensorflow_variables_are_named_without_their_output_number():
+    import tensorflow as tf
+
     assert path_of(tf.Variable(tf.ones(3), name="dense/kernel")) == "dense/kernel"
     assert kind_of(tf.Variable(tf.ones(3), name="dense/kernel")) == WEIGHT
     assert kind_of(tf.Variable(tf.ones(3))) == UNKNOWN
