@@ -52,7 +52,7 @@ def entry_of(mask, name):
     return next((e for e in mask.entries if name in e.path), None)
 
 
-@pytest.mark.cases(2, tensorflow=1, jax=0)
+@pytest.mark.cases(2, tensorflow=0, jax=0)
 @pytest.mark.filterwarnings("ignore:Layer .* does not have")
 @pytest.mark.parametrize("way", axes.WAYS)
 @pytest.mark.parametrize(("layer", "change"), CASES)
@@ -85,7 +85,7 @@ def test_a_changed_model_loads_with_a_warning_and_keeps_what_mask_it_can(
     assert any((value_of(v) != old).any() for v, old in zip(loaded.variables, before, strict=True))
 
 
-@pytest.mark.cases(2, tensorflow=1, jax=0)
+@pytest.mark.cases(2, tensorflow=0, jax=0)
 @pytest.mark.filterwarnings("ignore:Layer .* does not have")
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("change", REPLACED)
@@ -101,7 +101,7 @@ def test_what_speaks_of_frozen_weights_says_that_they_were_quantized(layer, chan
         assert np.array_equal(value_of(variable), old)
 
 
-@pytest.mark.cases(2, tensorflow=1, jax=0)
+@pytest.mark.cases(2, tensorflow=0, jax=0)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("change", ["float8", "lora", "untrainable", "all untrainable"])
 def test_counts_and_pruning_are_right_where_kernels_stay(layer, change):

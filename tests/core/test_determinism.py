@@ -20,7 +20,7 @@ from helpers import crossentropy, same_bits, sgd
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cases(None, tensorflow=0, jax=0)]
 
 BACKEND = keras.backend.backend()
 ROOT = Path(__file__).parents[2]
@@ -209,7 +209,6 @@ def test_everything_comes_again_in_the_same_process(here, tmp_path):
     assert_same_bits(measure(tmp_path), here)
 
 
-@pytest.mark.slow
 def test_everything_comes_again_in_another_process(here, elsewhere):
     assert_same_bits(elsewhere, here)
 
@@ -219,7 +218,6 @@ def test_shuffling_and_dropout_go_by_the_global_seed(here):
     assert not same_bits(weights_of(model), here["shuffled"])
 
 
-@pytest.mark.slow
 def test_files_are_read_the_same_in_another_process(elsewhere, folder):
     assert elsewhere["mask/freeze"].any()
     for model in load_all(folder / "same"):
@@ -253,7 +251,6 @@ def test_several_steps_in_one_execution_change_no_bit(here):
     assert same_bits(weights_of(model), here["trained/freeze"])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to take a core away")
 def test_number_of_threads_changes_roundings_alone(here, other_threads):
     assert_same_bits(*(part(f, "initial/", "mask/", "frozen/") for f in (other_threads, here)))
@@ -265,31 +262,26 @@ def test_number_of_threads_changes_roundings_alone(here, other_threads):
 # ---------------------------------------------------------------- backends
 
 
-@pytest.mark.slow
 def test_initial_values_are_the_same_on_every_backend(here, backends):
     for found in backends.values():
         assert_same_bits(part(found, "initial/"), part(here, "initial/"))
 
 
-@pytest.mark.slow
 def test_masks_are_the_same_on_every_backend(here, backends):
     for found in backends.values():
         assert_same_bits(part(found, "mask/"), part(here, "mask/"))
 
 
-@pytest.mark.slow
 def test_frozen_weights_are_the_same_on_every_backend_after_training(here, backends):
     for found in backends.values():
         assert_same_bits(part(found, "frozen/"), part(here, "frozen/"))
 
 
-@pytest.mark.slow
 def test_trained_weights_of_two_backends_differ_by_rounding_alone(here, backends):
     for found in backends.values():
         assert_same_up_to_rounding(part(found, "trained/"), part(here, "trained/"), 5e-6)
 
 
-@pytest.mark.slow
 def test_scores_and_gradient_flow_of_two_backends_differ_by_rounding_alone(here, backends):
     for found in backends.values():
         assert_same_up_to_rounding(
@@ -297,7 +289,6 @@ def test_scores_and_gradient_flow_of_two_backends_differ_by_rounding_alone(here,
         )
 
 
-@pytest.mark.slow
 def test_seeds_of_keras_mean_other_numbers_on_each_backend(here, backends):
     for found in backends.values():
         for name in ("keras/initializer", "keras/dropout", "shuffled"):
@@ -309,7 +300,6 @@ def load_all(folder):
     yield keras.models.load_model(folder / "model.keras")
 
 
-@pytest.mark.slow
 def test_files_of_every_backend_are_read_the_same_bit_for_bit(backends, folder):
     for backend, found in backends.items():
         for model in load_all(folder / backend):
@@ -317,7 +307,6 @@ def test_files_of_every_backend_are_read_the_same_bit_for_bit(backends, folder):
             assert np.array_equal(mask_of(model), found["mask/first_batch"])
 
 
-@pytest.mark.slow
 def test_freeze_files_of_two_backends_differ_in_versions_and_how_to_compile_alone(
     backends, folder, elsewhere
 ):
@@ -332,7 +321,6 @@ def test_freeze_files_of_two_backends_differ_in_versions_and_how_to_compile_alon
         assert sections(backend) == sections("same")
 
 
-@pytest.mark.slow
 def test_arrays_of_a_data_set_are_the_same_on_every_backend(here, backends):
     for found in backends.values():
         assert_same_bits(part(found, "data/"), part(here, "data/"))

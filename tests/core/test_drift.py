@@ -133,7 +133,7 @@ def assert_no_drift(variables, before, mask, frozen_weights):
     return has_moved
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("draws", [FEW, pytest.param(200, marks=pytest.mark.exhaustive)])
 @pytest.mark.filterwarnings("ignore")
 def test_frozen_weights_do_not_drift(draws):

@@ -26,7 +26,7 @@ from helpers import (
 
 import keras_freeze as kf
 
-pytestmark = [pytest.mark.cases(2, tensorflow=1, jax=0), pytest.mark.slow_on("tensorflow")]
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 
 BACKEND = keras.backend.backend()
 # What Keras lets each program be written for; `train_step` is another one on each backend.

@@ -9,7 +9,7 @@ from keras import layers
 import keras_freeze as kf
 from keras_freeze.pruning import check_pruning
 
-pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
+pytestmark = [pytest.mark.cases(1, tensorflow=0, jax=0), pytest.mark.slow]
 
 METHODS = {
     "keep": {},

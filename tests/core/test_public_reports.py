@@ -15,7 +15,7 @@ from helpers import (
 
 import keras_freeze as kf
 
-pytestmark = [pytest.mark.cases(2, tensorflow=1, jax=0), pytest.mark.slow_on("tensorflow")]
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 
 
 def model_of(dtype="float32"):

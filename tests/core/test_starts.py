@@ -14,7 +14,7 @@ from keras_freeze.initializers.of_layers import source_of, starts_of
 from keras_freeze.initializers.portable import Orthogonal, RandomUniform, VarianceScaling
 from keras_freeze.parameters import WEIGHT, classify
 
-pytestmark = [pytest.mark.cases(None, tensorflow=1, jax=0), pytest.mark.slow_on("tensorflow")]
+pytestmark = pytest.mark.cases(None, tensorflow=0, jax=0)
 
 X, Y = blobs()
 

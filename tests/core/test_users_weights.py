@@ -20,7 +20,7 @@ from helpers import (
 
 import keras_freeze as kf
 
-pytestmark = [pytest.mark.cases(None, tensorflow=1, jax=0), pytest.mark.slow_on("tensorflow")]
+pytestmark = pytest.mark.cases(None, tensorflow=0, jax=0)
 
 
 @keras.saving.register_keras_serializable(package="tests")

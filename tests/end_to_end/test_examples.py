@@ -61,6 +61,7 @@ def test_a_bad_flag_is_one_line_and_a_status(flags, words, tmp_path):
     assert process.stdout == ""
 
 
+@pytest.mark.exhaustive
 def test_a_saved_network_is_loaded_with_its_mask_in_a_fresh_process(trained):
     script = (
         "import sys, keras, keras_freeze as kf\n"

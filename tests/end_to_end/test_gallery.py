@@ -26,8 +26,8 @@ WEIGHT_NAMES = ("kernel", "recurrent_kernel", "embeddings")
 @pytest.fixture(
     scope="module",
     params=[
-        "image_classification",
         "transformer",
+        pytest.param("image_classification", marks=pytest.mark.exhaustive),
         pytest.param("text_classification", marks=pytest.mark.exhaustive),
         pytest.param("autoencoder", marks=pytest.mark.exhaustive),
         pytest.param("gan", marks=pytest.mark.exhaustive),

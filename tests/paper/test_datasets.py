@@ -508,6 +508,7 @@ def test_a_name_server_that_never_answers_does_not_hold_up_the_check(monkeypatch
     answer.set()
 
 
+@pytest.mark.exhaustive
 def test_embedded_digits_need_no_tfds():
     program = (
         "import sys\n"

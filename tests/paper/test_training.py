@@ -272,6 +272,7 @@ def test_progress_is_one_short_line_at_the_end_of_a_quick_run(capsys, monkeypatc
     assert "best" in line
 
 
+@pytest.mark.exhaustive
 def test_progress_of_a_long_run_is_a_line_every_ten_seconds(capsys, monkeypatch):
     first, last = progress_of_two_epochs(10.0, capsys, monkeypatch)
     assert first.startswith("epoch 1/2, 20 s left: loss ")
@@ -393,6 +394,7 @@ def test_xla_compiles_long_runs_of_small_dense_networks(model, epochs, compiled)
     assert network.jit_compile is compiled
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_xla_compiles_trains_what_the_mask_says(monkeypatch):
     monkeypatch.setattr(preparation, "_STEPS_WORTH_XLA", 1)
     setup = training.prepare("mnist_5k", "lenet_300_100", "freezenet", 0.99, epochs=1)

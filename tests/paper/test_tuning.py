@@ -276,6 +276,7 @@ def distributed(monkeypatch):
     return environment
 
 
+@pytest.mark.exhaustive
 def test_chief_and_two_workers_execute_each_run_once(tmp_path, distributed):
     workers = [
         start_process(tmp_path, **distributed, KERASTUNER_TUNER_ID=f"worker{number}")
@@ -435,6 +436,7 @@ def test_random_search_gives_the_best_network_with_its_mask(tmp_path):
     assert_frozen_at_start(best, seed=5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_eagerly")
 def test_bayesian_search_fits_its_model_to_trials(tmp_path):
     model = hypermodel(freeze_rates=(0.9, 0.99), learning_rates=LogRange(0.01, 1.0))
@@ -445,6 +447,7 @@ def test_bayesian_search_fits_its_model_to_trials(tmp_path):
     assert all(np.isfinite(trial.score) for trial in tuner.oracle.trials.values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_eagerly")
 def test_grid_search_tries_each_rate_once_and_the_baseline_without_one(tmp_path):
     model = hypermodel((0.9, 0.99), methods=("baseline", "snip"), learning_rates=0.1, seeds=(3,))

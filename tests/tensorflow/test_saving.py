@@ -360,6 +360,7 @@ def test_loss_scaling_outside_is_saved_with_the_mask(tmp_path):
     assert weights_equal(loaded, model)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("what", ["overwrite", "overwrite first batch", "reinitialize"])
 def test_rebuilt_optimizer_can_be_exported_and_checkpointed(tmp_path, what):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
