@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import keras_freeze as kf
 
-pytestmark = [pytest.mark.cases(2, tensorflow=1, jax=0), pytest.mark.slow_on("tensorflow")]
+pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 
 BACKEND = keras.backend.backend()
 BATCH = 12

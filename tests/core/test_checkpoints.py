@@ -489,8 +489,7 @@ def loaded_elsewhere(request, saved):
     return request.param, in_python("load", *folders, backend=request.param).stderr
 
 
-@pytest.mark.slow
-@pytest.mark.cases(0, torch=2)
+@pytest.mark.exhaustive
 @each_way
 @pytest.mark.parametrize("name", FORMATS)
 def test_training_goes_on_from_a_file_on_another_backend(saved, loaded_elsewhere, way, name):

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import keras_freeze as kf
 
-pytestmark = [pytest.mark.cases(None, tensorflow=1, jax=0), pytest.mark.slow_on("tensorflow")]
+pytestmark = pytest.mark.cases(None, tensorflow=0, jax=0)
 
 X, Y = blobs()
 WAYS = ("freeze", "first_batch")

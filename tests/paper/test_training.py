@@ -231,6 +231,7 @@ def test_the_baseline_trains_everything_whatever_the_rate():
     assert result.report.num_trained_weights == 266_200
 
 
+@pytest.mark.exhaustive
 def test_a_criterion_may_be_chosen_instead_of_the_methods_own():
     def first_come(weights, gradients):
         return keras.ops.zeros_like(weights)

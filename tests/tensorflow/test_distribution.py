@@ -504,7 +504,7 @@ def files(folder="."):
 
 
 # The others are exhaustive.
-FIRST = ("keep, freeze", "keep, first batch", "restricted_gradients", "custom_loop", "files")
+FIRST = ("keep, freeze", "restricted_gradients", "custom_loop")
 
 
 def main():
@@ -658,8 +658,9 @@ def test_nan_on_one_device_decides_no_mask(more):
     assert found["mask"] is None
 
 
-def test_files_of_a_distributed_model_are_ordinary_files(results):
-    found = results["files"]
+@pytest.mark.exhaustive
+def test_files_of_a_distributed_model_are_ordinary_files(more):
+    found = more["files"]
     assert found["loaded"] == [0.0, 0.0, 0.0]
     assert found["masks"] == [True, True, True]
     assert found["reports"][0] == found["reports"][1]

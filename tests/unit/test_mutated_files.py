@@ -26,7 +26,7 @@ def tool():
     "count",
     [
         100,
-        pytest.param(1_000, marks=pytest.mark.slow),
+        pytest.param(300, marks=pytest.mark.slow),
         pytest.param(30_000, marks=pytest.mark.exhaustive),
     ],
 )
