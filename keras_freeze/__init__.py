@@ -39,7 +39,11 @@ if TYPE_CHECKING or not _is_command_line():
     from keras_freeze.pruning import PruningCheck, check_pruning, prune
     from keras_freeze.reinitialization import reinitialize
     from keras_freeze.reporting import report
-    from keras_freeze.restricted.layers import restore_gradients, restrict_gradients
+    from keras_freeze.restricted.layers import (
+        restore_gradients,
+        restrict_gradients,
+        value_and_grad,
+    )
     from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
 
 _aliases.install()
@@ -82,6 +86,7 @@ __all__ = [
     "save",
     "storage",
     "unfreeze",
+    "value_and_grad",
     *_LAZY_MODULES,
 ]
 

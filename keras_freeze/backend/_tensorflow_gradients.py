@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +19,7 @@ _passes = threading.local()
 @contextlib.contextmanager
 def _all_gradients() -> Iterator[None]:
     """Let layers compute every gradient, whatever is trained."""
-    before = wants_all_gradients()
+    before = getattr(_passes, "want_all", False)
     _passes.want_all = True
     try:
         yield
@@ -311,9 +312,10 @@ def with_gradient(
     return differentiable(inputs, value)
 
 
-def wants_all_gradients() -> bool:
-    """Return whether the pass in progress needs the gradients of frozen weights, too."""
-    return getattr(_passes, "want_all", False)
+def is_training(model: keras.Model) -> bool:
+    """Return whether the pass in progress trains a model, and nothing else."""
+    wants_all = getattr(_passes, "want_all", False)
+    return not wants_all and _keras_private.is_training_call_of(model)
 
 
 def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstream: Any) -> Any:

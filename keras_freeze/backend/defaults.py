@@ -1,7 +1,7 @@
 """What a backend does unless its own module says otherwise: mostly nothing."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,9 @@ from keras_freeze import _keras_private
 
 # Whether `with_gradient` and `CompactGradient` exist.
 RESTRICTS_GRADIENTS = False
+
+# Whether functions that are traced keep a mask as a constant.
+TRACES_MASKS = False
 
 # Whether a training step is given a model's state, which Keras asks of built models alone.
 STEPS_ARE_STATELESS = False
@@ -28,7 +31,7 @@ def eager_scope() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def zero_after(variables: Sequence[Any]) -> Any:
+def zero_after(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
     """Return None: there is no need for an order."""
     return None
 
@@ -61,6 +64,33 @@ def eager_steps() -> contextlib.AbstractContextManager[Any]:
 def without_gradients() -> contextlib.AbstractContextManager[None]:
     """Return a scope without gradients: none is needed where nothing records unless asked."""
     return contextlib.nullcontext()
+
+
+def value_and_grad(
+    function: Callable[..., Any],
+    kernels: Callable[[], Mapping[int, tuple[Any, int]]],
+    has_aux: bool,
+) -> Callable[..., Any]:
+    """Do nothing but refuse: other backends do not differentiate functions."""
+    raise ValueError(
+        "`keras_freeze.value_and_grad` is for JAX. With TensorFlow and PyTorch, differentiate "
+        f"as ever. Received: the backend {keras.backend.backend()!r}"
+    )
+
+
+def restrict_train_step(
+    model: keras.Model, kernels: Callable[[], Mapping[int, tuple[Any, int]]]
+) -> None:
+    """Do nothing: layers alone decide what is differentiated."""
+
+
+def restore_train_step(model: keras.Model) -> None:
+    """Do nothing."""
+
+
+def whole(values: Any) -> Any:
+    """Return the values of variables as they are."""
+    return values
 
 
 # Several devices and processes

@@ -12,6 +12,8 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from keras_freeze import _keras_private
+from keras_freeze.backend._jax_gradients import *  # noqa: F403
+from keras_freeze.backend._jax_gradients import Constant, PartlyTrained
 
 VERSION = jax.__version__
 
@@ -127,6 +129,8 @@ def hessian_products(
 
 def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     """Return a variable's gradient at flat, sorted `indices`."""
+    if isinstance(gradient, PartlyTrained):
+        return gradient.vector + gather(gradient.kernel, indices)
     gradient = to_dense(gradient)
     if gradient.shape != tuple(variable.shape):
         raise ValueError(
@@ -142,7 +146,7 @@ def to_dense(gradient: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    return value.value if isinstance(value, keras.Variable) else value
+    return value.value if isinstance(value, (keras.Variable, Constant)) else value
 
 
 def read(variable: Any) -> Any:

@@ -73,7 +73,7 @@ if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
     )
 
 
-def zero_after(variables: Sequence[Any]) -> Any:
+def zero_after(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
     """Return a 0 that XLA cannot have before the values of `variables`; None where not needed.
 
     Where XLA compiles a whole step, it copies a kernel in which entries are replaced unless all

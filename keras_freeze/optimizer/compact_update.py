@@ -175,7 +175,7 @@ class CompactUpdate(Update):
         ]
         zero = None
         if any(self.parameters[position].size > _LARGE for _, position in changed):
-            zero = backend.zero_after(variables)
+            zero = backend.zero_after(gradients, variables)
         for variable, position in changed:
             self._write_back(variable, position, zero, factor)
 

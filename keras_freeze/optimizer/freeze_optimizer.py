@@ -243,7 +243,8 @@ class FreezeOptimizer(MaskedOptimizer):
         if recorder is not None:
             recorder.record_stateless(self, list(grads), trainable_variables)
             return trainable_variables, optimizer_variables
-        return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+        values = backend.whole(trainable_variables)
+        return super().stateless_apply(optimizer_variables, grads, values)
 
     def _variables_of_step(
         self, grads: list[Any], trainable_variables: Sequence[Any] | None

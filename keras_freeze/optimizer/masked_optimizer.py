@@ -188,7 +188,8 @@ class MaskedOptimizer(DelegatingOptimizer):
         if update is None:
             return
         update.update_blocks()
-        if update.has_dropped_blocks and update.mask != before:
+        is_constant = backend.TRACES_MASKS and bool(update.blocks)
+        if (update.has_dropped_blocks or is_constant) and update.mask != before:
             update.has_dropped_blocks = False
             self.refuse_traced_functions()
 

@@ -29,7 +29,7 @@ class Block:
         self.operation = operation
         self._dtype = kernel.dtype
         self._shape = trained.shape
-        self._num_trained = int(np.count_nonzero(trained))
+        self.num_trained = int(np.count_nonzero(trained))
         self._takes_rows = takes_rows
         self._takes_columns = takes_columns
         # Another mask may have as many trained entries in more rows.
@@ -43,7 +43,7 @@ class Block:
 
     def gradient(self, inputs: Any, upstream: Any) -> Any:
         """Compute the kernel's gradient at its trained entries."""
-        if self._num_trained == 0:
+        if self.num_trained == 0:
             values = ops.zeros((0,), self._dtype)
             return backend.CompactGradient(values, self._indices, self._shape)
         rows = self._rows if self._takes_rows else None

@@ -22,6 +22,7 @@ import keras
 from keras import ops
 
 from keras_freeze import _keras_private, backend
+from keras_freeze._utils.validation import check_instance
 from keras_freeze.model_state import ModelOptimizers, check_model, optimizer_in_training, retrace
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
@@ -88,6 +89,8 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
                 update.blocks[position] = Block(operation, layer.kernel, trained, *choice)
                 vars(layer)["call"] = _restricted_call(layer, operation, weakref.ref(model))
                 restricted.append(layer.name)
+    if restricted:
+        backend.restrict_train_step(model, functools.partial(_kernels_of, weakref.ref(model)))
     return restricted
 
 
@@ -116,6 +119,7 @@ def restore_gradients(model: keras.Model) -> None:
 
 def _restore(model: keras.Model, optimizer: FreezeOptimizer | None) -> None:
     """Remove restricted gradients, of which `optimizer`, if there is one, has the blocks."""
+    backend.restore_train_step(model)
     for layer in _keras_private.all_layers(model):
         if is_restricted(layer):
             del vars(layer)["call"]
@@ -187,8 +191,9 @@ def _restricted_call(
 
     @functools.wraps(ordinary)
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        trained = model() if _is_trained(layer, model()) else None
-        optimizer = None if trained is None else optimizer_in_training(trained)
+        trained = model()
+        is_training = trained is not None and backend.is_training(trained) and _is_plain(layer)
+        optimizer = optimizer_in_training(trained) if is_training else None
         block = None if optimizer is None else _block_of(layer.kernel, optimizer)
         if (
             block is None
@@ -205,15 +210,6 @@ def _restricted_call(
     return call
 
 
-def _is_trained(layer: Any, model: keras.Model | None) -> bool:
-    """Return whether a layer is being called to train this model, and nothing else."""
-    return (
-        _keras_private.is_training_call_of(model)
-        and not backend.wants_all_gradients()
-        and _is_plain(layer)
-    )
-
-
 def _block_of(kernel: Any, optimizer: FreezeOptimizer) -> Block | None:
     update = optimizer.compact_update
     position = None if update is None else update.position_of(kernel)
@@ -222,6 +218,63 @@ def _block_of(kernel: Any, optimizer: FreezeOptimizer) -> Block | None:
 
 def _is_tensor(inputs: Any, dtype: str) -> bool:
     return backend.is_dense(inputs) and keras.backend.standardize_dtype(inputs.dtype) == dtype
+
+
+def value_and_grad(
+    function: Callable[..., Any], optimizer: FreezeOptimizer, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Differentiate where weights are trained alone, in place of `jax.value_and_grad`.
+
+    For training steps of your own on JAX: `jax.value_and_grad` computes all gradients, and the
+    FreezeOptimizer takes those it needs, which is correct and slower. `fit` and `train_on_batch` do
+    this by themselves, unless the model's class has a `train_step` of its own.
+
+    The function must call a model that `freeze` has frozen for this optimizer, with `training=True`.
+
+    Args:
+        function: a function of the values of the variables that the optimizer was built with, in
+            order, and of anything else. It returns the loss.
+        optimizer: the FreezeOptimizer that gets the gradients, by its `stateless_apply`.
+        has_aux: whether the function returns the loss and something else.
+
+    Returns:
+        A function of the same arguments that returns what `jax.value_and_grad` would. Gradients of
+        kernels that are trained in part are objects of two arrays (a JAX pytree): a vector with
+        the gradient of the trained entries, and the kernel's gradient through all that is not the
+        layer's own product.
+
+    Raises:
+        TypeError: if `optimizer` is not a FreezeOptimizer.
+        ValueError: if Keras runs on another backend.
+
+    Example:
+
+    ```python
+    def compute_loss(trainable_variables, non_trainable_variables, x, y):
+        outputs, non_trainable_variables = model.stateless_call(
+            trainable_variables, non_trainable_variables, x, training=True
+        )
+        return loss(y, outputs), non_trainable_variables
+
+    gradients_of = keras_freeze.value_and_grad(compute_loss, optimizer, has_aux=True)
+    ```
+    """
+    check_instance("optimizer", optimizer, FreezeOptimizer, "a FreezeOptimizer")
+    return backend.value_and_grad(function, lambda: _kernels_with_blocks(optimizer), has_aux)
+
+
+def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any, int]]:
+    """Return the kernels of a model whose gradients are restricted in its training step."""
+    # What is around a FreezeOptimizer, such as a LossScaleOptimizer, takes whole gradients.
+    optimizer = getattr(model(), "optimizer", None)
+    return _kernels_with_blocks(optimizer) if isinstance(optimizer, FreezeOptimizer) else {}
+
+
+def _kernels_with_blocks(optimizer: FreezeOptimizer) -> dict[int, tuple[Any, int]]:
+    """Return the kernels with restricted gradients, by position, and their trained entries."""
+    update = optimizer.compact_update
+    blocks = {} if update is None else update.blocks
+    return {p: (optimizer.built_variables[p], block.num_trained) for p, block in blocks.items()}
 
 
 def _broadcast_bias(layer: Any) -> Any:
