@@ -187,10 +187,12 @@ def scale_and_scatter(variable: Any, indices: Any, values: Any, factor: Any) -> 
 
 
 def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
+    indices, values = _tensor(indices), _as_bits(jnp.asarray(_tensor(values)))
+    is_single = indices.shape[0] == 1
+    if is_single:  # twice: for one entry alone, XLA copies the variable
+        indices, values = jnp.repeat(indices, 2), jnp.repeat(values, 2)
     flat = jnp.reshape(_as_bits(others), -1)
-    flat = flat.at[_tensor(indices)].set(
-        _as_bits(jnp.asarray(_tensor(values))), indices_are_sorted=True, unique_indices=True
-    )
+    flat = flat.at[indices].set(values, indices_are_sorted=True, unique_indices=not is_single)
     variable.assign(jnp.reshape(_from_bits(flat, others.dtype), variable.shape))
 
 
