@@ -89,6 +89,17 @@ def is_training_call_of(model: Any) -> bool:
     )
 
 
+def is_transformed_by_torch(tensor: Any) -> bool:
+    """Return whether PyTorch will run a function again: by checkpointing, or by `torch.func`.
+
+    `_top_saved_tensors_default_hooks` and `is_functorch_wrapped_tensor` of PyTorch 2.13.
+    """
+    import torch
+
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def creating_layer(tensor: Any) -> Any:
     """Return the layer that a symbolic tensor is an output of: `KerasTensor._keras_history`."""
     return tensor._keras_history.operation

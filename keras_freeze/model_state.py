@@ -146,9 +146,14 @@ def optimizer_in_training(model: keras.Model) -> FreezeOptimizer | None:
 
     None where there is none, or several, or where the model is compiled with a plain optimizer.
     """
-    compiled = getattr(model, "optimizer", None)
-    inside = freeze_optimizers_in(_loop_optimizers.get(model) if compiled is None else compiled)
+    inside = freeze_optimizers_in(outer_optimizer_in_training(model))
     return inside[0] if len(inside) == 1 else None
+
+
+def outer_optimizer_in_training(model: keras.Model) -> Any:
+    """Return the optimizer that gets a model's gradients, around a FreezeOptimizer or not."""
+    compiled = getattr(model, "optimizer", None)
+    return _loop_optimizers.get(model) if compiled is None else compiled
 
 
 def freeze_optimizers_in(optimizer: Any) -> list[FreezeOptimizer]:

@@ -1,7 +1,6 @@
 """The few operations that differ between Keras's backends: one module each, the same functions.
 
-`defaults` has what a backend does unless its own module says otherwise. `tensorflow` alone has what
-`keras_freeze.restricted` needs; `RESTRICTS_GRADIENTS` says so.
+`defaults` has what a backend does unless its own module says otherwise.
 """
 
 # ruff: noqa: F403 - the modules are alike, which a test checks

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +19,10 @@ import keras
 
 from keras_freeze import _keras_private
 
-# Whether `with_gradient` and `CompactGradient` exist.
-RESTRICTS_GRADIENTS = True
-
 # Whether functions that are traced keep a mask as a constant.
 TRACES_MASKS = True
 
 _differentiated = threading.local()
-
-
-class CompactGradient(NamedTuple):
-    """The gradient of a kernel at its trained entries alone."""
-
-    values: Any
-    indices: Any
-    kernel_shape: tuple[int, ...]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -192,7 +181,7 @@ def with_gradient(
     def backward(residuals: Any, upstream: Any) -> tuple[Any, None, Any]:
         inputs, value = residuals
         transposed = jax.linear_transpose(lambda x: function(x, value.astype(x.dtype)), inputs)
-        return transposed(upstream)[0], None, kernel_gradient(inputs, upstream).values
+        return transposed(upstream)[0], None, kernel_gradient(inputs, upstream)
 
     restricted.defvjp(forward, backward)
     return restricted(inputs, value, vector)
@@ -222,6 +211,11 @@ def zero_after(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
 def take(tensor: Any, indices: Any, axis: int) -> Any:
     """Return the slices of an array at `indices` along an axis."""
     return jnp.take(tensor, indices.value, axis=axis, unique_indices=True, indices_are_sorted=True)
+
+
+def compact_gradient(values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> Any:
+    """Return the gradient of a kernel at its trained entries alone: the gradient of its vector."""
+    return values
 
 
 class Constant:

@@ -176,6 +176,11 @@ class CompactGradient(tf.IndexedSlices):
         return tf.convert_to_tensor(self) / divisor
 
 
+def compact_gradient(values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> CompactGradient:
+    """Return the gradient of a kernel at its trained entries alone."""
+    return CompactGradient(values, indices, kernel_shape)
+
+
 def _dense_first(name: str) -> Callable[..., Any]:
     def operator(self: CompactGradient, *others: Any) -> Any:
         return getattr(tf.convert_to_tensor(self), name)(*others)

@@ -8,11 +8,11 @@ import keras
 
 from keras_freeze import _keras_private
 
-# Whether `with_gradient` and `CompactGradient` exist.
-RESTRICTS_GRADIENTS = False
-
 # Whether functions that are traced keep a mask as a constant.
 TRACES_MASKS = False
+
+# Whether other optimizers, such as a LossScaleOptimizer, can compute with a compact gradient.
+COMPACT_GRADIENTS_ARE_TENSORS = False
 
 # Whether a training step is given a model's state, which Keras asks of built models alone.
 STEPS_ARE_STATELESS = False

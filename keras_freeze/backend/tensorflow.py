@@ -20,11 +20,11 @@ from keras_freeze.backend._tensorflow_values import _as_bits, read, tensor_varia
 
 VERSION = tf.__version__
 
+# Whether other optimizers, such as a LossScaleOptimizer, can compute with a compact gradient.
+COMPACT_GRADIENTS_ARE_TENSORS = True
+
 # What TensorFlow raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (tf.errors.OpError,)
-
-# Whether `with_gradient` and `CompactGradient` exist.
-RESTRICTS_GRADIENTS = True
 
 
 def is_out_of_memory(error: Any) -> bool:

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from keras_freeze.backend._torch_gradients import *  # noqa: F403
+from keras_freeze.backend._torch_gradients import Indices, all_gradients, entries_of_sparse
+
 VERSION = torch.__version__
 
 # What PyTorch raises where data do not suit a model.
@@ -45,7 +48,7 @@ def gradients(
 def _differentiate(
     loss: Callable[[], Any], variables: Sequence[Any], scale: float, twice: bool = False
 ) -> tuple[Any, Sequence[Any]]:
-    with torch.enable_grad():
+    with all_gradients(), torch.enable_grad():
         value = loss()
         scaled = value * scale
         return value, _gradients(scaled, variables, twice)
@@ -88,6 +91,11 @@ def hessian_products(
 
 def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     """Return a variable's gradient at flat, sorted `indices`."""
+    gradient = _tensor(gradient)
+    if isinstance(gradient, torch.Tensor) and gradient.is_sparse:
+        entries = entries_of_sparse(gradient.detach(), _tensor(indices))
+        if entries is not None:
+            return entries
     gradient = to_dense(gradient)
     if tuple(gradient.shape) != tuple(variable.shape):
         raise ValueError(
@@ -104,7 +112,7 @@ def to_dense(gradient: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    return value.value if isinstance(value, keras.Variable) else value
+    return value.value if isinstance(value, (keras.Variable, Indices)) else value
 
 
 def is_mutable_tensor(value: Any) -> bool:

@@ -45,12 +45,12 @@ class Block:
         """Compute the kernel's gradient at its trained entries."""
         if self.num_trained == 0:
             values = ops.zeros((0,), self._dtype)
-            return backend.CompactGradient(values, self._indices, self._shape)
+            return backend.compact_gradient(values, self._indices, self._shape)
         rows = self._rows if self._takes_rows else None
         columns = self._columns if self._takes_columns else None
         product = self.operation.gradient(inputs, upstream, rows, columns, self._shape)
         values = ops.cast(backend.gather(product, self._inside), self._dtype)
-        return backend.CompactGradient(values, self._indices, self._shape)
+        return backend.compact_gradient(values, self._indices, self._shape)
 
     def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
         """Return the trained entries, their rows and columns, and where in the block they are."""

@@ -23,7 +23,13 @@ from keras import ops
 
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import check_instance
-from keras_freeze.model_state import ModelOptimizers, check_model, optimizer_in_training, retrace
+from keras_freeze.model_state import (
+    ModelOptimizers,
+    check_model,
+    optimizer_in_training,
+    outer_optimizer_in_training,
+    retrace,
+)
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
 from keras_freeze.restricted.cost_model import cheapest_block
@@ -74,7 +80,7 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
     optimizer = optimizer_in_training(model)
     _restore(model, optimizer)
     update = None if optimizer is None else optimizer.compact_update
-    if update is None or not backend.RESTRICTS_GRADIENTS:
+    if update is None:
         return []
     restricted = []
     with backend.strategy_scope(optimizer):
@@ -193,7 +199,7 @@ def _restricted_call(
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         trained = model()
         is_training = trained is not None and backend.is_training(trained) and _is_plain(layer)
-        optimizer = optimizer_in_training(trained) if is_training else None
+        optimizer = _optimizer_of(trained) if is_training else None
         block = None if optimizer is None else _block_of(layer.kernel, optimizer)
         if (
             block is None
@@ -263,11 +269,18 @@ def value_and_grad(
     return backend.value_and_grad(function, lambda: _kernels_with_blocks(optimizer), has_aux)
 
 
+def _optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
+    """Return the FreezeOptimizer that gets a model's gradients, if they may be compact."""
+    optimizer = optimizer_in_training(model)
+    is_outer = outer_optimizer_in_training(model) is optimizer
+    return optimizer if is_outer or backend.COMPACT_GRADIENTS_ARE_TENSORS else None
+
+
 def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any, int]]:
     """Return the kernels of a model whose gradients are restricted in its training step."""
-    # What is around a FreezeOptimizer, such as a LossScaleOptimizer, takes whole gradients.
-    optimizer = getattr(model(), "optimizer", None)
-    return _kernels_with_blocks(optimizer) if isinstance(optimizer, FreezeOptimizer) else {}
+    trained = model()
+    optimizer = None if trained is None else _optimizer_of(trained)
+    return {} if optimizer is None else _kernels_with_blocks(optimizer)
 
 
 def _kernels_with_blocks(optimizer: FreezeOptimizer) -> dict[int, tuple[Any, int]]:

@@ -3,18 +3,14 @@
 Which layers are restricted is a matter of measured costs; here they all are, in a given way.
 """
 
-import contextlib
-import copy
 import functools
-import pickle
 
 import keras
 import numpy as np
 import pytest
+import restricted_networks
 import tensorflow as tf
 from helpers import (
-    blobs,
-    crossentropy,
     gradients_by_autodiff,
     is_weight,
     same_bits,
@@ -26,28 +22,43 @@ from helpers import (
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from keras import layers as kl
+from restricted import (
+    CONVOLUTIONS,
+    MASKS,
+    PRODUCTS,
+    TOLERANCES,
+    WAYS,
+    Nested,
+    SubclassedWithTraining,
+    assert_trained_alike,
+    built,
+    convolutions,
+    corner_mask,
+    every_layer,
+    freeze_optimizer,
+    frozen,
+    images,
+    normal,
+    one_layer,
+    points,
+    random_mask,
+    restricted_layers,
+    small_convnet,
+    small_mlp,
+    spread_mask,
+    spy_on_blocks,
+    train_both,
+    trained_weights,
+)
+from restricted_networks import InCondition, functional
 from tensorflow.python.saved_model import loader_impl
 
 import keras_freeze as kf
 from keras_freeze import backend
 from keras_freeze.optimizer import compact_update
-from keras_freeze.optimizer.strategy import COORDINATE_WISE
-from keras_freeze.restricted import block
-from keras_freeze.restricted import layers as sparse_gradients
-from keras_freeze.restricted.cost_model import cheapest_block
-from keras_freeze.restricted.layers import is_restricted
 
 pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
-WAYS = [(True, True), (True, False), (False, True), (False, False)]
-TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "mixed_float16": 4e-3, "mixed_bfloat16": 3e-2}
-MASKS = {
-    "none": lambda size, rng: np.zeros(size, bool),
-    "one": lambda size, rng: np.arange(size) == rng.integers(size),
-    "all but one": lambda size, rng: np.arange(size) != rng.integers(size),
-    "few": lambda size, rng: rng.random(size) < 0.1,
-    "half": lambda size, rng: rng.random(size) < 0.5,
-}
 # Shrinking a failure would train for minutes.
 few_examples = settings(max_examples=25, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
@@ -55,95 +66,7 @@ few_examples = settings(max_examples=25, derandomize=True, phases=[Phase.explici
 @pytest.fixture(autouse=True)
 def restricted_products(monkeypatch):
     """The blocks of which a gradient was computed, or traced, in a test."""
-    blocks, gradient = [], block.Block.gradient
-
-    def spy(block, *args):
-        blocks.append(block)
-        return gradient(block, *args)
-
-    monkeypatch.setattr(block.Block, "gradient", spy)
-    return blocks
-
-
-@contextlib.contextmanager
-def every_layer(way=(True, True)):
-    """In this scope every layer that can be restricted is, in this way."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_gradients, "cheapest_block", lambda matrices, places: way)
-        yield
-
-
-def random_mask(kind="half", seed=0):
-    """A mask of every variable that `freeze` asks about."""
-    rng = np.random.default_rng(seed)
-    return lambda v: MASKS[kind](int(np.prod(v.shape)), rng).reshape(v.shape)
-
-
-def freeze_optimizer(inner=None, **arguments):
-    return kf.FreezeOptimizer(sgd(momentum=0.9) if inner is None else inner, 0.5, **arguments)
-
-
-def frozen(model, optimizer=None, mask=None, way=(True, True), loss="mse", **arguments):
-    """The model, compiled and frozen, with every layer restricted that can be."""
-    model.compile(freeze_optimizer() if optimizer is None else optimizer, loss, **arguments)
-    with every_layer(way):
-        kf.freeze(model, mask=random_mask() if mask is None else mask)
-    return model
-
-
-def restricted_layers(model):
-    return [layer for layer in model._flatten_layers() if is_restricted(layer)]
-
-
-def normal(*shape, seed=0, dtype="float32"):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
-
-
-def one_layer(layer, input_shape, dtype="float32"):
-    dtype = "float64" if dtype == "float64" else "float32"
-    return keras.Sequential([keras.Input(input_shape, dtype=dtype), layer])
-
-
-def small_mlp(dtype=None, **arguments):
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            kl.Dense(8, activation="tanh", dtype=dtype, **arguments),
-            kl.Dense(3, dtype=dtype),
-        ]
-    )
-
-
-def small_convnet():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            kl.Conv2D(4, 3, activation="tanh"),
-            kl.Conv2D(3, 2, strides=2),
-            kl.Flatten(),
-            kl.Dense(3),
-        ]
-    )
-
-
-class Nested(keras.Model):
-    """A model that calls one layer, or what it is given, in a way of the test's own."""
-
-    def __init__(self, call, **layers):
-        super().__init__()
-        self._call = call
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def call(self, x, training=None):
-        return self._call(self, x)
-
-
-def built(model, *shape):
-    model(normal(*shape))
-    return model
+    return spy_on_blocks(monkeypatch)
 
 
 def numpy_of(tensor):
@@ -224,20 +147,6 @@ def test_dense_gradient(spread, features, units, use_bias, activation, dtype, **
     check_layer(layer, (*spread, features), dtype=dtype, **rest)
 
 
-PRODUCTS = [
-    ("ab,bc->ac", (4,), (5,)),
-    ("abc,cd->abd", (2, 4), (2, 5)),
-    ("abc,dc->abd", (2, 4), (2, 5)),
-    ("abc,dbc->ad", (2, 4), (5,)),
-    ("abc,cbd->ad", (2, 4), (5,)),
-    ("abcd,cde->abe", (2, 3, 4), (2, 5)),
-    ("abc,cde->abde", (2, 4), (2, 3, 5)),
-    ("abc,dce->abed", (2, 4), (2, 5, 3)),
-    ("...x,xy->...y", (2, 3, 4), (5,)),
-    ("bc...,cd->bd...", (4, 2, 3), (5, 2, 3)),
-]
-
-
 @few_examples
 @given(
     case=st.sampled_from(PRODUCTS),
@@ -266,30 +175,6 @@ def test_einsum_dense_that_is_no_matrix_product_is_left_alone(equation, input_sh
     model = frozen(one_layer(kl.EinsumDense(equation, output_shape), input_shape))
     assert not restricted_layers(model)
     assert not any(differentiate(model, normal(2, *input_shape))[2])
-
-
-CONVOLUTIONS = {1: kl.Conv1D, 2: kl.Conv2D, 3: kl.Conv3D}
-
-
-@st.composite
-def convolutions(draw):
-    """A convolution's arguments, its rank and an input shape that it fits."""
-    rank = draw(st.integers(1, 3))
-    sizes = st.integers(1, 3)
-    arguments = {
-        "filters": draw(st.integers(1, 4)),
-        "kernel_size": tuple(draw(sizes) for _ in range(rank)),
-        "padding": draw(st.sampled_from(["valid", "same", "causal"][: 3 if rank == 1 else 2])),
-        "use_bias": draw(st.booleans()),
-        "activation": draw(st.sampled_from([None, "tanh"])),
-    }
-    # TensorFlow takes one of them at a time, and no dilation in three dimensions on a CPU.
-    if draw(st.booleans()) or rank == 3:
-        arguments["strides"] = (draw(sizes),) * rank
-    else:
-        arguments["dilation_rate"] = draw(sizes)
-    shape = tuple(draw(st.integers(7, 9 if rank < 3 else 7)) for _ in range(rank))
-    return rank, arguments, (*shape, draw(st.integers(1, 4)))
 
 
 @few_examples
@@ -375,48 +260,6 @@ def test_convolution_gradient_by_hand():
 # Training
 
 
-def trained_weights(model, data, batch_size=12, epochs=2):
-    model.fit(*data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
-    return values_of(model.trainable_variables)
-
-
-def assert_trained_alike(model, start, found, expected, tolerance=1e-5):
-    """As without restriction within rounding; frozen weights as at the start, bit for bit."""
-    mask = kf.get_mask(model)
-    for variable, before, one, other in zip(
-        model.trainable_variables, start, found, expected, strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
-        if is_weight(variable):
-            assert same_bits(one[~mask[variable]], before[~mask[variable]])
-    assert any((one != before).any() for one, before in zip(found, start, strict=True))
-
-
-def train_both(make_model, data, tolerance=1e-5, optimizer=None, prepare=None, **arguments):
-    """Trains a frozen model with and without restricted gradients, which must be the same.
-
-    Returns the restricted model.
-    """
-    models, starts, values = [], [], []
-    for restore in (False, True):
-        keras.utils.set_random_seed(0)
-        model = frozen(make_model(), None if optimizer is None else optimizer(), **arguments)
-        if restore:
-            kf.restore_gradients(model)
-        if prepare is not None:
-            prepare(model)
-        starts.append(values_of(model.trainable_variables))
-        values.append(trained_weights(model, data))
-        models.append(model)
-    assert_trained_alike(models[0], starts[0], *values, tolerance)
-    return models[0]
-
-
-def points():
-    x, _ = blobs()
-    return x, normal(len(x), 3, seed=1)
-
-
 @functools.cache
 def trained_without_restriction():
     model = frozen(small_mlp())
@@ -441,18 +284,6 @@ def test_fit(loop, restricted_products):
     assert len({id(block) for block in restricted_products}) == 2
 
 
-def test_train_on_batch(restricted_products):
-    model = frozen(small_mlp())
-    start = values_of(model.trainable_variables)
-    x, y = points()
-    for _ in range(2):
-        for i in range(0, len(x), 12):
-            model.train_on_batch(x[i : i + 12], y[i : i + 12])
-    found = values_of(model.trainable_variables)
-    assert_trained_alike(model, start, found, trained_without_restriction())
-    assert restricted_products
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_loop_of_ones_own(jit_compile, restricted_products):
     model, optimizer, loss = small_mlp(), freeze_optimizer(), keras.losses.MeanSquaredError()
@@ -468,183 +299,6 @@ def test_loop_of_ones_own(jit_compile, restricted_products):
     found = values_of(model.trainable_variables)
     assert_trained_alike(model, start, found, trained_without_restriction())
     assert restricted_products
-
-
-@pytest.mark.parametrize("inner", COORDINATE_WISE, ids=lambda inner: inner.__name__)
-def test_every_coordinate_wise_optimizer(inner, restricted_products):
-    train_both(
-        small_mlp,
-        points(),
-        optimizer=lambda: freeze_optimizer(inner(0.01)),
-        run_eagerly=True,
-    )
-    assert restricted_products
-
-
-OPTIMIZERS = {
-    "clipnorm": ({"clipnorm": 0.1}, {}),
-    "global_clipnorm": ({"global_clipnorm": 0.1}, {}),
-    "accumulation": ({"gradient_accumulation_steps": 2}, {}),
-    "weight_decay": ({"weight_decay": 0.1}, {}),
-    "l2": ({}, {"l2": 0.1}),
-    "zero": ({}, {"frozen_weights": "zero"}),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_settings_of_the_optimizer(name, restricted_products):
-    inner, outer = OPTIMIZERS[name]
-    train_both(
-        small_mlp,
-        points(),
-        optimizer=lambda: freeze_optimizer(sgd(momentum=0.9, **inner), **outer),
-        run_eagerly=name != "accumulation",
-    )
-    assert restricted_products
-
-
-def test_frozen_weights_decay(restricted_products):
-    values = []
-    for restore in (False, True):
-        model = frozen(small_mlp(), freeze_optimizer(l2=0.1, frozen_weights="decay"))
-        if restore:
-            kf.restore_gradients(model)
-        values.append(trained_weights(model, points()))
-    for one, other in zip(*values, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert restricted_products
-
-
-@pytest.mark.parametrize(
-    ("dtype", "l2", "scaled"),
-    [
-        ("mixed_float16", 0.0, False),
-        ("mixed_float16", 0.1, False),
-        ("mixed_float16", 0.1, True),
-        ("mixed_bfloat16", 0.1, False),
-        ("float64", 0.1, True),
-    ],
-)
-def test_precision_and_loss_scale(dtype, l2, scaled, restricted_products):
-    def optimizer():
-        inner = freeze_optimizer(keras.optimizers.Adam(0.01), l2=l2)
-        return keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
-
-    make_model = functools.partial(small_mlp, dtype)
-    tolerance = {"float64": 1e-10}.get(dtype, 1e-3)
-    train_both(
-        make_model, points(), tolerance, optimizer, run_eagerly=not scaled, auto_scale_loss=False
-    )
-    assert restricted_products
-
-
-def test_default_loss_scale_of_mixed_float16(restricted_products):
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = train_both(small_convnet, images(), 1e-3)
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert restricted_products
-
-
-def images():
-    return normal(24, 6, 6, 2), normal(24, 3, seed=1)
-
-
-@pytest.mark.parametrize("kind", ["none", "one", "few"])
-@pytest.mark.parametrize("eager", [False, True])
-def test_convolutional_network(kind, eager, restricted_products):
-    mask = {}  # the same for both models
-
-    def same_mask(v):
-        return mask.setdefault(tuple(v.shape), random_mask(kind)(v))
-
-    train_both(small_convnet, images(), mask=same_mask, run_eagerly=eager)
-    assert restricted_products
-
-
-def functional(connect, shape=(6,)):
-    def make():
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input(shape)
-        return keras.Model(inputs, connect(inputs))
-
-    return make
-
-
-def shared(uses):
-    def connect(x):
-        layer = kl.Dense(6, activation="tanh")
-        for _ in range(uses):
-            x = layer(x)
-        return kl.Dense(3)(x)
-
-    return functional(connect)
-
-
-def nested(x):
-    inner = keras.Sequential([keras.Input((6,)), kl.Dense(5, activation="tanh")])
-    return kl.Dense(3)(inner(x))
-
-
-def attention(x):
-    x = kl.Reshape((2, 3))(x)
-    return kl.MultiHeadAttention(2, 3)(x, x)[:, 0]
-
-
-class Cell(keras.Layer):
-    """A recurrent cell of two Dense layers."""
-
-    def __init__(self, units, **arguments):
-        super().__init__(**arguments)
-        self.state_size = units
-        self.from_inputs, self.from_state = kl.Dense(units), kl.Dense(units)
-
-    def build(self, shape):
-        self.from_inputs.build(shape)
-        self.from_state.build((None, self.state_size))
-        self.built = True
-
-    def call(self, x, states):
-        h = keras.ops.tanh(self.from_inputs(x) + self.from_state(states[0]))
-        return h, [h]
-
-
-class ReadTwice(keras.Layer):
-    """Uses a Dense layer `uses` times and reads its kernel besides."""
-
-    def __init__(self, uses, as_loss):
-        super().__init__()
-        self.dense, self.uses, self.as_loss = kl.Dense(6, activation="tanh"), uses, as_loss
-
-    def build(self, shape):
-        self.dense.build(shape)
-        self.built = True
-
-    def call(self, x):
-        for _ in range(self.uses):
-            x = self.dense(x)
-        if self.as_loss:
-            self.add_loss(0.1 * keras.ops.sum(keras.ops.square(self.dense.kernel)))
-            return x
-        return keras.ops.matmul(x, keras.ops.transpose(self.dense.kernel))
-
-
-class InCondition(keras.Layer):
-    """Uses a Dense layer in a branch and outside of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = kl.Dense(6, activation="tanh")
-
-    def build(self, shape):
-        self.dense.build(shape)
-        self.built = True
-
-    def call(self, x):
-        y = keras.ops.cond(keras.ops.sum(x) < 1e9, lambda: self.dense(x), lambda: x)
-        return self.dense(y)
 
 
 class FunctionInLoop(InCondition):
@@ -665,30 +319,14 @@ class InFunction(InCondition):
         return self.dense(self.dense(x))
 
 
-def rnn(x, unroll):
-    return kl.RNN(Cell(3), unroll=unroll)(kl.Reshape((3, 2))(x))
-
-
-# With the number of layers whose gradient is restricted.
 NETWORKS = {
-    "used twice": (shared(2), 2),
-    "used three times": (shared(3), 2),
-    "nested": (functional(nested), 2),
-    "attention": (functional(attention), 4),
-    "cell in a loop": (functional(lambda x: rnn(x, False)), 0),
-    "cell unrolled": (functional(lambda x: rnn(x, True)), 2),
-    "kernel read": (functional(lambda x: kl.Dense(3)(ReadTwice(1, False)(x))), 2),
-    "used twice and read": (functional(lambda x: kl.Dense(3)(ReadTwice(2, False)(x))), 2),
-    "kernel in a loss": (functional(lambda x: kl.Dense(3)(ReadTwice(1, True)(x))), 2),
-    "used twice and in a loss": (functional(lambda x: kl.Dense(3)(ReadTwice(2, True)(x))), 2),
-    "in a branch": (functional(lambda x: kl.Dense(3)(InCondition()(x))), 2),
+    **restricted_networks.NETWORKS,
     "in a function": (functional(lambda x: kl.Dense(3)(InFunction()(x))), 1),
     "in a function in a loop": (functional(lambda x: kl.Dense(3)(FunctionInLoop()(x))), 1),
-    "constraint": (functools.partial(small_mlp, kernel_constraint="non_neg"), 2),
 }
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["in a function", "in a function in a loop"])
 def test_network(network, restricted_products):
     make_model, number = NETWORKS[network]
     train_both(make_model, points())
@@ -705,50 +343,6 @@ def test_network_run_eagerly(network):
 @pytest.mark.parametrize("network", ["used three times", "cell in a loop"])
 def test_network_that_xla_compiles(network):
     train_both(NETWORKS[network][0], points(), jit_compile=True)
-
-
-@pytest.mark.parametrize("steps", [3, None])
-def test_time_distributed(steps, restricted_products):
-    network = functional(lambda x: kl.TimeDistributed(kl.Dense(3))(x), (steps, 2))
-    train_both(network, (normal(12, 3, 2), normal(12, 3, 3, seed=1)))
-    assert restricted_products
-
-
-def test_regularized_kernel_is_left_alone():
-    model = frozen(small_mlp(kernel_regularizer="l2"))
-    assert restricted_layers(model) == [model.layers[1]]
-    train_both(functools.partial(small_mlp, kernel_regularizer="l2"), points(), run_eagerly=True)
-
-
-class Subclassed(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = kl.Dense(8, activation="tanh"), kl.Dense(3)
-
-    def call(self, x):
-        return self.second(self.first(x))
-
-
-class SubclassedWithTraining(Subclassed):
-    def call(self, x, training=None):
-        return self.second(self.first(x))
-
-
-@pytest.mark.parametrize("kind", [Subclassed, SubclassedWithTraining])
-def test_subclassed_model_is_restricted_if_it_is_told_that_it_trains(kind, restricted_products):
-    train_both(lambda: built(kind(), 1, 6), points())
-    assert bool(restricted_products) == (kind is SubclassedWithTraining)
-
-
-@pytest.mark.parametrize("eager", [False, True])
-def test_rematerialized_layers(eager, restricted_products):
-    # Of Dense layers in a graph, Keras can only rematerialize the activations.
-    def make():
-        with keras.RematScope("full" if eager else "activations"):
-            return small_mlp()
-
-    train_both(make, points(), run_eagerly=eager)
-    assert bool(restricted_products) == (not eager)
 
 
 class GradientPenalty(keras.Sequential):
@@ -778,23 +372,6 @@ def test_gradient_penalty(kind, eager, restricted_products):
 
     train_both(make, points(), run_eagerly=eager)
     assert restricted_products
-
-
-def test_layer_that_is_not_trainable():
-    def make():
-        model = small_mlp()
-        model.layers[0].trainable = False
-        return model
-
-    model = train_both(make, points())
-    assert restricted_layers(model) == [model.layers[1]]
-
-
-def test_layer_that_is_made_untrainable_later():
-    def prepare(model):
-        model.layers[0].trainable = False
-
-    train_both(small_mlp, points(), prepare=prepare)
 
 
 def test_lora_enabled_after_freeze():
@@ -982,48 +559,6 @@ def test_second_model_that_shares_the_layers_gets_ordinary_gradients():
     assert any(differentiate(model, x)[2])
 
 
-def corner_mask(v, last):
-    flat = np.zeros(int(np.prod(v.shape)), bool)
-    flat[-4:] = last
-    flat[:4] |= not last
-    return flat.reshape(v.shape)
-
-
-def spread_mask(v):
-    """As many entries as the corner mask has, in more rows and columns."""
-    flat = np.zeros(int(np.prod(v.shape)), bool)
-    flat[:: flat.size // 4 - 1][:4] = True
-    flat[np.flatnonzero(~flat)[: 4 - flat.sum()]] = True
-    return flat.reshape(v.shape)
-
-
-@pytest.mark.parametrize(
-    ("by", "way"),
-    [*(("state", way) for way in WAYS), ("checkpoint", (True, True)), ("weights", (True, True))],
-)
-def test_another_mask_reaches_a_train_function_that_is_traced(way, by, tmp_path):
-    data = points()
-    model = frozen(small_mlp(), mask=functools.partial(corner_mask, last=False), way=way)
-    other = frozen(small_mlp(), mask=spread_mask, way=way)
-    trained_weights(model, data)
-    function = model.train_function
-    if by == "state":
-        model.set_weights(other.get_weights())
-        model.optimizer.restore(other.optimizer.state)
-    elif by == "weights":
-        model.optimizer.set_weights([value_of(v) for v in other.optimizer.variables])
-    else:
-        other.save_weights(tmp_path / "w.weights.h5")
-        model.load_weights(tmp_path / "w.weights.h5")
-    assert kf.get_mask(model) == kf.get_mask(other)
-    assert model.train_function is function
-    start = values_of(model.trainable_variables)
-    found = trained_weights(model, data)
-    for variable, before, after in zip(model.trainable_variables, start, found, strict=True):
-        if is_weight(variable):
-            assert np.array_equal(before != after, kf.get_mask(model)[variable])
-
-
 def test_another_mask_after_xla_compiled_the_step():
     model = frozen(small_mlp(), mask=functools.partial(corner_mask, last=False), jit_compile=True)
     trained_weights(model, points())
@@ -1033,40 +568,6 @@ def test_another_mask_after_xla_compiled_the_step():
     for variable, before, after in zip(model.trainable_variables, start, found, strict=True):
         if is_weight(variable):
             assert np.array_equal(before != after, kf.get_mask(model)[variable])
-
-
-def test_overwrite_restricts_to_the_new_mask(restricted_products):
-    def prepare(model):
-        restore = not restricted_layers(model)
-        trained_weights(model, points(), epochs=1)
-        with every_layer():
-            kf.freeze(model, mask=random_mask("few", 5), overwrite=True)
-        restricted_products.clear()
-        if restore:
-            kf.restore_gradients(model)
-            assert not restricted_layers(model)
-
-    train_both(small_mlp, points(), prepare=prepare)
-
-
-def test_reinitialize_keeps_the_restriction(restricted_products):
-    model = frozen(small_mlp())
-    trained_weights(model, points(), epochs=1)
-    with every_layer():
-        kf.reinitialize(model)
-    assert len(restricted_layers(model)) == 2
-    restricted_products.clear()
-    trained_weights(model, points(), epochs=1)
-    assert restricted_products
-
-
-@pytest.mark.parametrize("inner", [keras.optimizers.Adafactor, keras.optimizers.Lamb])
-def test_optimizer_of_whole_variables_restricts_nothing(inner):
-    model = frozen(small_mlp(), freeze_optimizer(inner(0.01)))
-    assert not restricted_layers(model)
-    with every_layer():
-        kf.restrict_gradients(model)
-    assert not restricted_layers(model)
 
 
 def test_mask_of_the_first_batch_restricts_nothing():
@@ -1255,33 +756,6 @@ def test_gradients_that_stay_compact(kernel_gradients):
     assert isinstance(gradient + gradient, backend.CompactGradient)
 
 
-def test_optimizers_that_train_different_layers_in_turn(restricted_products):
-    """Each knows the kernels by other positions."""
-    model = small_mlp()
-    all_layers, last_layer = freeze_optimizer(), freeze_optimizer()
-    data = points()
-    frozen(model, all_layers)
-    model.layers[0].trainable = False
-    model.compile(last_layer, "mse")
-    last_layer.build(model.trainable_variables)  # takes over its part of the mask
-    kf.restrict_gradients(model)
-    trained_weights(model, data, epochs=1)
-    model.layers[0].trainable = True
-    model.compile(all_layers, "mse")
-    start = values_of(model.trainable_variables)
-    restricted_products.clear()
-    values = []
-    for restore in (False, True):
-        for variable, value in zip(model.trainable_variables, start, strict=True):
-            variable.assign(value)
-        with every_layer():
-            kf.restore_gradients(model) if restore else kf.restrict_gradients(model)
-        all_layers.reset()
-        values.append(trained_weights(model, data, epochs=1))
-    for one, other in zip(*values, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", None])
 def test_reinitialize_of_a_model_that_is_no_longer_frozen(optimizer):
     model = frozen(small_mlp())
@@ -1319,47 +793,6 @@ def test_order_of_writing_changes_no_bit(loop, bias, monkeypatch):
         values.append(trained_weights(model, points()))
     assert all(same_bits(one, other) for one, other in zip(*values, strict=True))
     assert bool(np.isnan(values[0][0]).any()) == np.isnan(bias)
-
-
-def test_restrict_gradients_names_the_layers():
-    model = frozen(small_mlp())
-    with every_layer():
-        assert kf.restrict_gradients(model) == [layer.name for layer in model.layers]
-    with every_layer(None):
-        assert kf.restrict_gradients(model) == []
-
-
-def test_users_own_call_is_left_alone():
-    model = small_mlp()
-    layer = model.layers[0]
-    call = layer.call
-    layer.call = lambda inputs: 2.0 * call(inputs)
-    own = vars(layer)["call"]
-    frozen(model)
-    assert restricted_layers(model) == [model.layers[1]]
-    kf.restore_gradients(model)
-    assert vars(layer)["call"] is own
-
-
-def test_subclass_of_a_known_layer_is_left_alone():
-    class MyDense(kl.Dense):
-        pass
-
-    assert not restricted_layers(frozen(one_layer(MyDense(3), (4,))))
-
-
-def test_restrict_gradients_needs_a_freeze_optimizer():
-    model = small_mlp()
-    with pytest.raises(ValueError, match="not compiled"):
-        kf.restrict_gradients(model)
-    model.compile(sgd(), "mse")
-    with pytest.raises(ValueError, match="FreezeOptimizer"):
-        kf.restrict_gradients(model)
-
-
-def test_restore_gradients_of_something_else_is_a_type_error():
-    with pytest.raises(TypeError, match="model"):
-        kf.restore_gradients(kl.Dense(3))
 
 
 def test_restore_gradients_takes_everything_away():
@@ -1418,59 +851,7 @@ def kernels(first, second):
     return [pair for pair in pairs if is_weight(pair[0])]
 
 
-@pytest.mark.parametrize("criterion", ["snip", "grasp"])
-def test_freezing_again_chooses_from_all_weights(criterion):
-    x, y = points()
-    masks = []
-    for restore in (False, True):
-        model = frozen(small_mlp(), freeze_optimizer(criterion=criterion), mask=random_mask("few"))
-        if restore:
-            kf.restore_gradients(model)
-        masks.append(kf.freeze(model, x, y, overwrite=True))
-    assert masks[0] == masks[1]
-
-
-def test_pruning_check_is_the_same():
-    x, y = blobs()
-    checks = []
-    for restore in (False, True):
-        model = frozen(small_mlp(), loss=crossentropy(), metrics=["accuracy"])
-        if restore:
-            kf.restore_gradients(model)
-        checks.append(kf.check_pruning(model, x, y))
-    assert str(checks[0]) == str(checks[1])
-
-
 # Plain layers
-
-
-def test_restricted_layers_are_plain_layers(tmp_path):
-    model = small_convnet()
-    configs = [layer.get_config() for layer in model.layers]
-    summaries = [[], []]
-    model.summary(print_fn=summaries[0].append)
-    calls = [type(layer).call for layer in model.layers]
-    frozen(model)
-    assert len(restricted_layers(model)) == 3
-    x, y = images()
-    trained_weights(model, (x, y), epochs=1)
-    assert [layer.get_config() for layer in model.layers] == configs
-    assert [type(layer).call for layer in model.layers] == calls
-    model.summary(print_fn=summaries[1].append)
-    assert len({summary[0].split("Total params")[0] for summary in summaries}) == 1
-    outputs = value_of(model(x))
-    model.save(tmp_path / "model.keras")
-    copies = [
-        keras.models.load_model(tmp_path / "model.keras"),
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-    ]
-    for copied in copies:
-        assert not any("call" in vars(layer) for layer in copied.layers)
-        assert same_bits(value_of(copied(x)), outputs)
-    cloned = keras.models.clone_model(model)
-    assert not any("call" in vars(layer) for layer in cloned.layers)
-    assert not any("call" in vars(copy.deepcopy(layer)) for layer in model.layers)
 
 
 @pytest.mark.parametrize("way", ["export", "saved_model"])
@@ -1492,70 +873,4 @@ def test_exported_graph_has_no_custom_gradient(way, tmp_path):
     assert not [kind for kind in kinds if kind.startswith(b"CustomGradient")]
 
 
-def test_loaded_model_can_be_restricted(tmp_path, restricted_products):
-    model = frozen(small_mlp())
-    trained_weights(model, points(), epochs=1)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    with every_layer():
-        kf.restrict_gradients(loaded)
-    assert len(restricted_layers(loaded)) == 2
-    restricted_products.clear()
-    found = trained_weights(loaded, points(), epochs=1)
-    assert restricted_products
-    for one, other in zip(found, trained_weights(model, points(), epochs=1), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 # The rule
-
-
-def mask_with(rows, columns, active_rows, active_columns):
-    mask = np.zeros((1, rows, columns), bool)
-    mask[:, :active_rows, :active_columns] = True
-    return mask
-
-
-sizes = st.integers(1, 300)
-
-
-@few_examples
-@given(rows=sizes, columns=sizes, places=st.tuples(sizes, sizes))
-def test_layer_whose_channels_are_all_active_is_left_alone(rows, columns, places):
-    diagonal = np.zeros((1, rows, columns), bool)
-    larger = np.arange(max(rows, columns))
-    diagonal[0, larger % rows, larger % columns] = True
-    assert cheapest_block(diagonal, places) is None
-
-
-@few_examples
-@given(rows=sizes, columns=sizes, places=st.tuples(sizes, sizes))
-def test_layer_without_trained_weights_is_restricted(rows, columns, places):
-    assert cheapest_block(mask_with(rows, columns, 0, 0), places) is not None
-
-
-@few_examples
-@given(
-    rows=st.integers(1, 4000),
-    columns=st.integers(1, 1000),
-    share=st.floats(0.0, 1.0),
-    other_share=st.floats(0.0, 1.0),
-    column_share=st.floats(0.0, 1.0),
-    places=st.integers(1, 400),
-)
-def test_fewer_active_rows_never_make_restriction_dearer(
-    rows, columns, share, other_share, column_share, places
-):
-    few, many = sorted(int(np.ceil(s * rows)) for s in (share, other_share))
-    active_columns = int(np.ceil(column_share * columns))
-    ways = [
-        cheapest_block(mask_with(rows, columns, active, active_columns), (places, places))
-        for active in (few, many)
-    ]
-    assert ways[1] is None or ways[0] is not None
-
-
-def test_only_channels_that_can_be_left_out_are_taken():
-    way = cheapest_block(mask_with(4096, 4096, 40, 4096), (1, 1))
-    assert way == (True, False)
-    assert cheapest_block(mask_with(4096, 4096, 4096, 40), (1, 1)) == (False, True)
