@@ -101,8 +101,13 @@ def restrict_train_step(
 def restore_train_step(model: keras.Model) -> None:
     """Undo `restrict_train_step`."""
     for name in ("train_step", "compute_loss_and_updates"):
-        if getattr(vars(model).get(name), _MARK, False):
+        if is_restricted_train_step(vars(model).get(name)):
             del vars(model)[name]
+
+
+def is_restricted_train_step(function: Any) -> bool:
+    """Return whether `restrict_train_step` has made a function."""
+    return getattr(function, _MARK, False) is True
 
 
 _MARK = "restricts_weight_gradients"

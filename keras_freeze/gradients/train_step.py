@@ -32,7 +32,9 @@ from keras_freeze.parameters import path_of, shorten
 
 def has_own_train_step(model: keras.Model) -> bool:
     """Return whether a model overrides the `train_step` of Keras, in its class or itself."""
-    return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
+    of_model = vars(model).get("train_step")
+    is_own = of_model is not None and not backend.is_restricted_train_step(of_model)
+    return is_own or type(model).train_step is not keras.Model.train_step
 
 
 def recorded_gradients(model: keras.Model, batches: Batches) -> list[RecordedGradients]:

@@ -280,7 +280,9 @@ def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any,
     """Return the kernels of a model whose gradients are restricted in its training step."""
     trained = model()
     optimizer = None if trained is None else _optimizer_of(trained)
-    return {} if optimizer is None else _kernels_with_blocks(optimizer)
+    if optimizer is None or len(optimizer.built_variables) != len(trained.trainable_variables):
+        return {}
+    return _kernels_with_blocks(optimizer)
 
 
 def _kernels_with_blocks(optimizer: FreezeOptimizer) -> dict[int, tuple[Any, int]]:
