@@ -1,4 +1,4 @@
-"""Gradients of trained entries alone, for PyTorch: sparse tensors of the kernel's shape."""
+"""Gradients of trained entries alone, for PyTorch."""
 
 import contextlib
 import threading
@@ -37,12 +37,6 @@ def is_training(model: keras.Model) -> bool:
     )
 
 
-def compact_gradient(values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> Any:
-    """Return the gradient of a kernel at its trained entries alone: a sparse tensor."""
-    coordinates = indices.coordinates(kernel_shape)
-    return torch.sparse_coo_tensor(coordinates, values, kernel_shape, is_coalesced=True)
-
-
 class Indices:
     """A vector of indices to which one of another length can be assigned."""
 
@@ -51,16 +45,18 @@ class Indices:
 
     def assign(self, value: np.ndarray) -> None:
         """Set other indices."""
-        self._indices = value
-        self._coordinates = None
         self.value = keras.ops.convert_to_tensor(value)
+        self._equal: tuple[Any, int] | None = None
 
-    def coordinates(self, shape: tuple[int, ...]) -> Any:
-        """Return what sparse tensors of this shape have of flat indices."""
-        if self._coordinates is None:
-            parts = np.stack(np.unravel_index(self._indices, shape))
-            self._coordinates = torch.as_tensor(parts, device=self.value.device)
-        return self._coordinates
+    def are(self, indices: Any) -> bool:
+        """Return whether they are equal to the tensor `indices`, which is compared only once."""
+        if self._equal is None or self._equal[0] is not indices:
+            if not torch.equal(self.value, indices):
+                return False
+        elif self._equal[1] != indices._version and not torch.equal(self.value, indices):
+            return False
+        self._equal = indices, indices._version
+        return True
 
 
 def vector_of_any_length(value: np.ndarray) -> Indices:
@@ -68,32 +64,159 @@ def vector_of_any_length(value: np.ndarray) -> Indices:
     return Indices(value)
 
 
-def entries_of_sparse(gradient: Any, indices: Any) -> Any:
-    """Return the entries of a sparse gradient at flat, sorted `indices`, of which it has no others.
+class _Entries:
+    """What a `CompactGradient` and its aliases share: entries, or all of a tensor once needed."""
 
-    None if it has others, such as the sparse gradient of an Embedding.
+    def __init__(self, values: Any, indices: Indices) -> None:
+        self.values = values
+        self.indices = indices
+        self.dense: Any = None
+
+
+class CompactGradient(torch.Tensor):
+    """The gradient of a kernel at its trained entries alone.
+
+    A FreezeOptimizer takes the entries. For all others it is a tensor of the kernel's shape that is
+    zero elsewhere, and becomes one where it has to: what only scales it, adds up two of them or
+    takes its norm does not need that.
     """
-    if gradient.sparse_dim() < gradient.dim():
-        return None
-    gradient = gradient.coalesce()  # a kernel that was used several times
-    coordinates, values = gradient.indices(), gradient.values()
-    if values.shape != indices.shape:
-        return None
-    # Once compared, they need not be read from the device again.
-    known, version = getattr(indices, _COORDINATES, (None, None))
-    if known is not None and version == indices._version:
-        if known.data_ptr() == coordinates.data_ptr():
-            return values
-    place = coordinates[0]
-    for axis, size in enumerate(gradient.shape[1:], 1):
-        place = place * size + coordinates[axis]
-    if not torch.equal(place, indices.long()):
-        return None
-    setattr(indices, _COORDINATES, (coordinates, indices._version))
-    return values
+
+    entries: _Entries
+
+    @staticmethod
+    def __new__(cls, entries: _Entries, shape: Sequence[int]) -> "CompactGradient":
+        """Make a tensor of the kernel's shape, without memory for its values."""
+        values = entries.values
+        gradient: CompactGradient = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=values.dtype, device=values.device
+        )
+        gradient.entries = entries
+        return gradient
+
+    def __init__(self, entries: _Entries, shape: Sequence[int]) -> None:
+        pass
+
+    def to_dense(self, *args: Any, **kwargs: Any) -> Any:
+        """Return an ordinary tensor, which this one is from then on."""
+        entries = self.entries
+        if entries.dense is None:
+            flat = torch.zeros(self.shape.numel(), dtype=self.dtype, device=self.device)
+            flat[entries.indices.value.long()] = entries.values
+            entries.dense = flat.reshape(self.shape)
+        return entries.dense
+
+    def numpy(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Return the values of the whole tensor."""
+        values: np.ndarray = self.to_dense().numpy(*args, **kwargs)
+        return values
+
+    __array__ = numpy
+
+    def tolist(self) -> Any:
+        """Return the values of the whole tensor."""
+        return self.to_dense().tolist()
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return f"CompactGradient(values={self.entries.values}, shape={tuple(self.shape)})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation of PyTorch, on the entries alone where that is enough."""
+        compact = _ON_ENTRIES.get(function)
+        if compact is not None and not kwargs:
+            result = compact(*args)
+            if result is not None:
+                return result
+        args, kwargs = keras.tree.map_structure(_whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
 
 
-_COORDINATES = "coordinates_of_trained_entries"
+def _whole(value: Any) -> Any:
+    return value.to_dense() if isinstance(value, CompactGradient) else value
+
+
+def _alike(values: Any, like: CompactGradient) -> CompactGradient:
+    return CompactGradient(_Entries(values, like.entries.indices), like.shape)
+
+
+def _is_compact(value: Any) -> bool:
+    return isinstance(value, CompactGradient) and value.entries.dense is None
+
+
+def _detach(gradient: CompactGradient) -> CompactGradient:
+    return CompactGradient(gradient.entries, gradient.shape)
+
+
+def _clone(gradient: CompactGradient) -> Any:
+    return _alike(gradient.entries.values.clone(), gradient) if _is_compact(gradient) else None
+
+
+def _norm(gradient: CompactGradient, order: Any = 2, *rest: Any) -> Any:
+    if rest or order <= 0 or not _is_compact(gradient):
+        return None
+    return torch.linalg.vector_norm(gradient.entries.values, order)
+
+
+def _add(first: Any, second: Any) -> Any:
+    if not (_is_compact(first) and _is_compact(second)):
+        return None
+    if first.entries.indices is not second.entries.indices:
+        return None
+    return _alike(first.entries.values + second.entries.values, first)
+
+
+def _scaled(function: Any) -> Any:
+    def compute(gradient: Any, factor: Any) -> Any:
+        if function is torch.mul and not _is_compact(gradient):
+            gradient, factor = factor, gradient
+        if not _is_compact(gradient) or np.ndim(factor):
+            return None
+        return _alike(function(gradient.entries.values, factor), gradient)
+
+    return compute
+
+
+def _scaled_in_place(function: Any) -> Any:
+    def compute(gradient: Any, factor: Any) -> Any:
+        if not _is_compact(gradient) or np.ndim(factor):
+            return None
+        gradient.entries.values = function(gradient.entries.values, factor)
+        return gradient
+
+    return compute
+
+
+_ATEN = torch.ops.aten
+_ON_ENTRIES = {
+    _ATEN.detach.default: _detach,
+    _ATEN.clone.default: _clone,
+    _ATEN.linalg_vector_norm.default: _norm,
+    _ATEN.add.Tensor: _add,
+    _ATEN.mul.Tensor: _scaled(torch.mul),
+    _ATEN.mul.Scalar: _scaled(torch.mul),
+    _ATEN.div.Tensor: _scaled(torch.div),
+    _ATEN.div.Scalar: _scaled(torch.div),
+    _ATEN.mul_.Tensor: _scaled_in_place(torch.mul),
+    _ATEN.mul_.Scalar: _scaled_in_place(torch.mul),
+    _ATEN.div_.Tensor: _scaled_in_place(torch.div),
+    _ATEN.div_.Scalar: _scaled_in_place(torch.div),
+}
+
+
+def compact_gradient(values: Any, indices: Indices, kernel_shape: tuple[int, ...]) -> Any:
+    """Return the gradient of a kernel at its trained entries alone."""
+    return CompactGradient(_Entries(values, indices), kernel_shape)
+
+
+def entries_of(gradient: Any, indices: Any) -> Any:
+    """Return the entries of a gradient that has those at flat, sorted `indices` alone, or None."""
+    if not _is_compact(gradient) or not gradient.entries.indices.are(indices):
+        return None
+    return gradient.entries.values
 
 
 class _Restricted(torch.autograd.Function):
@@ -114,7 +237,11 @@ class _Restricted(torch.autograd.Function):
         (upstream,) = upstream
         inputs, kernel = ctx.saved_tensors
         if torch.is_grad_enabled():  # this gradient is differentiated, too
-            wanted = [t for t, need in zip((inputs, kernel), ctx.needs_input_grad) if need]
+            wanted = [
+                t
+                for t, need in zip((inputs, kernel), ctx.needs_input_grad[:2], strict=True)
+                if need
+            ]
             outputs = ctx.function(inputs, kernel)
             found = torch.autograd.grad(outputs, wanted, upstream, create_graph=True)
             to_inputs, to_kernel = found if len(found) == 2 else (None, *found)

@@ -11,7 +11,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from keras_freeze.backend._torch_gradients import *  # noqa: F403
-from keras_freeze.backend._torch_gradients import Indices, all_gradients, entries_of_sparse
+from keras_freeze.backend._torch_gradients import (
+    CompactGradient,
+    Indices,
+    all_gradients,
+    entries_of,
+)
 
 VERSION = torch.__version__
 
@@ -91,11 +96,9 @@ def hessian_products(
 
 def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
     """Return a variable's gradient at flat, sorted `indices`."""
-    gradient = _tensor(gradient)
-    if isinstance(gradient, torch.Tensor) and gradient.is_sparse:
-        entries = entries_of_sparse(gradient.detach(), _tensor(indices))
-        if entries is not None:
-            return entries
+    entries = entries_of(gradient, _tensor(indices))
+    if entries is not None:
+        return entries
     gradient = to_dense(gradient)
     if tuple(gradient.shape) != tuple(variable.shape):
         raise ValueError(
@@ -107,6 +110,8 @@ def gather_gradient(gradient: Any, variable: Any, indices: Any) -> Any:
 
 def to_dense(gradient: Any) -> Any:
     """Return a gradient as a dense tensor."""
+    if isinstance(gradient, CompactGradient):
+        return gradient.to_dense()
     gradient = keras.ops.convert_to_tensor(_tensor(gradient)).detach()
     return gradient.to_dense() if gradient.is_sparse else gradient
 

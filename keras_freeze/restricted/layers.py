@@ -235,7 +235,7 @@ def value_and_grad(
     FreezeOptimizer takes those it needs, which is correct and slower. `fit` and `train_on_batch` do
     this by themselves, unless the model's class has a `train_step` of its own.
 
-    The function must call a model that `freeze` has frozen for this optimizer, with `training=True`.
+    The function must call a model that `freeze` has frozen for this optimizer, in training mode.
 
     Args:
         function: a function of the values of the variables that the optimizer was built with, in
