@@ -1,6 +1,6 @@
 """Times restricted weight gradients beside ordinary ones, and the rule that chooses between them.
 
-    python benchmarks/gradient_rule.py
+    KERAS_BACKEND=jax python benchmarks/gradient_rule.py
 
 For layers as LeNet, VGG16-D and a wide network have them, and several shares of active channels,
 both gradients are computed in turns, from the same inputs, up to the trained entries' gradient.
@@ -15,7 +15,6 @@ import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
 
 from keras_freeze import backend
@@ -26,7 +25,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("batch_size", 128, "Examples in a batch.", lower_bound=1)
 flags.DEFINE_integer("runs", 15, "Runs of each gradient.", lower_bound=1)
 flags.DEFINE_list("shares", ["0.1", "0.3", "0.5", "0.7", "1.0"], "Shares of active channels.")
-flags.DEFINE_bool("jit_compile", False, "Whether XLA compiles the gradients.")
+flags.DEFINE_bool("jit_compile", False, "Whether XLA compiles the gradients, on TensorFlow.")
 
 # What `cheapest_block` decides, in words.
 WORDS = {
@@ -72,7 +71,7 @@ def measured(shape, channels, share):
     layer = build_layer(shape, channels)
     operation = layers._operation_of(layer)
     trained = random_mask(rng, tuple(layer.kernel.shape), share)
-    indices = tf.Variable(np.flatnonzero(trained).astype("int32"))
+    indices = keras.Variable(np.flatnonzero(trained), dtype="int32", trainable=False)
     block = Block(operation, layer.kernel, trained, True, True)
     inputs = [random_tensor(rng, (FLAGS.batch_size, *shape)) for _ in range(GRADIENTS)]
     output_shape = operation.apply(inputs[0], layer.kernel.value).shape
@@ -83,13 +82,13 @@ def measured(shape, channels, share):
         return backend.gather(backend.gradient_at_zero(function, trained.shape, upstream), indices)
 
     def restricted(inputs, upstream):
-        return block.gradient(inputs, upstream).values
+        return entries_of(block.gradient(inputs, upstream))
 
     times = in_turns([ordinary, restricted], inputs, upstreams)
     matrices = operations.as_matrices(trained, operation.axes)
     places = operation.places((None, *shape))
     work = cost_model.works(matrices, places)[True, True]
-    expected = np.dot(work, cost_model._COSTS) / (places[1] * trained.size)
+    expected = np.dot(work, cost_model.COSTS) / (places[1] * trained.size)
     way = cost_model.cheapest_block(matrices, places)
     print(
         f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
@@ -122,7 +121,17 @@ def random_mask(rng, shape, share):
 
 
 def random_tensor(rng, shape):
-    return tf.constant(rng.normal(size=shape).astype("float32"))
+    return keras.ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
+
+
+def entries_of(gradient):
+    """The gradient of the trained entries, of a compact gradient of any backend."""
+    of_backend = {
+        "tensorflow": lambda: gradient.values,
+        "jax": lambda: gradient,
+        "torch": lambda: gradient.entries.values,
+    }
+    return of_backend[keras.backend.backend()]()
 
 
 def in_turns(gradients, inputs, upstreams):
@@ -132,7 +141,7 @@ def in_turns(gradients, inputs, upstreams):
     for run in range(FLAGS.runs + 1):
         for function, own in zip(compiled, times, strict=True):
             start = time.perf_counter()
-            function(inputs, upstreams).numpy()
+            float(function(inputs, upstreams))
             if run:  # the first one traces
                 own.append((time.perf_counter() - start) / GRADIENTS * 1e3)
     return [statistics.median(own) for own in times]
@@ -141,15 +150,35 @@ def in_turns(gradients, inputs, upstreams):
 def all_at_once(gradient):
     """A function that computes several gradients one after the other, as a training step does."""
 
-    @functools.partial(tf.function, jit_compile=FLAGS.jit_compile, autograph=False)
     def compute(inputs, upstreams):
-        total = tf.zeros(())
+        total = keras.ops.zeros(())
         for one, upstream in zip(inputs, upstreams, strict=True):
-            with tf.control_dependencies([total]):
-                total += gradient(tf.identity(one), upstream)[0]
+            total = total + gradient(after(total, one), upstream)[0]
         return total
 
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(compute, jit_compile=FLAGS.jit_compile, autograph=False)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(compute)
     return compute
+
+
+def after(number, tensor):
+    """The tensor, which is not used before the number is there."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.control_dependencies([number]):
+            return tf.identity(tensor)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.optimization_barrier((tensor, number))[0]
+    return tensor
 
 
 def print_constants(rows):
@@ -157,7 +186,7 @@ def print_constants(rows):
     weights = 1 / table[:, -1:]  # relative errors
     found, *_ = np.linalg.lstsq(table[:, :-1] * weights, np.ones(len(table)), rcond=None)
     costs = " / ".join(f"{cost:,.1f}" for cost in found)
-    used = " / ".join(f"{cost:,.1f}" for cost in cost_model._COSTS)
+    used = " / ".join(f"{cost:,.1f}" for cost in cost_model.COSTS)
     print(f"\nA multiplication / a collected number / a layer cost {costs}. Used: {used}.")
 
 

@@ -1,11 +1,16 @@
 """When a restricted weight gradient is faster than a full one."""
 
+import keras
 import numpy as np
 
-# What a restricted gradient costs for one example, in multiplications of the ordinary one: a
+# By backend, what a restricted gradient costs for one example, in multiplications of the ordinary one: a
 # multiplication, a number that is collected from inputs or outputs, and the rest, however small the
 # product is. Measured by benchmarks/gradient_rule.py.
-_COSTS = (1.0, 250.0, 60_000.0)
+COSTS = {
+    "tensorflow": (1.0, 250.0, 60_000.0),
+    "jax": (1.0, 250.0, 60_000.0),
+    "torch": (1.0, 250.0, 60_000.0),
+}[keras.backend.backend()]
 
 # By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
@@ -26,9 +31,7 @@ def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool,
     """
     if not matrices.any():
         return True, True
-    costs = {
-        choice: float(np.dot(work, _COSTS)) for choice, work in works(matrices, places).items()
-    }
+    costs = {choice: float(np.dot(work, COSTS)) for choice, work in works(matrices, places).items()}
     best = min(costs, key=lambda choice: costs[choice])
     return best if costs[best] < _MARGIN * places[1] * matrices.size else None
 
@@ -36,7 +39,7 @@ def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool,
 def works(
     matrices: np.ndarray, places: tuple[int, int]
 ) -> dict[tuple[bool, bool], tuple[int, int, int]]:
-    """Count the work of a restricted gradient for one example, in the units of `_COSTS`.
+    """Count the work of a restricted gradient for one example, in the units of `COSTS`.
 
     Args:
         matrices, places: as of `cheapest_block`.

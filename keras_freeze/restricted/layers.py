@@ -43,8 +43,9 @@ def restrict_gradients(model: keras.Model) -> list[str]:
     `keras.models.load_model`, whose layers do not know the mask.
 
     While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
-    Conv2D and Conv3D then get `tf.IndexedSlices` with the gradient of the trained entries. All
-    else is as before, the layers' outputs and what is saved or exported included.
+    Conv2D and Conv3D then get the gradient of the trained entries alone. All else is as before,
+    the layers' outputs and what is saved or exported included. On JAX this is so in `fit` and
+    `train_on_batch`; use `keras_freeze.value_and_grad` in training steps of your own.
 
     Args:
         model: a model with a FreezeOptimizer. Without a mask, or where the optimizer uses the

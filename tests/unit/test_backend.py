@@ -8,16 +8,6 @@ import pytest
 import keras_freeze
 
 FOLDER = Path(keras_freeze.__file__).parent
-# What only `restricted` uses, and only where RESTRICTS_GRADIENTS says so.
-ONLY_TENSORFLOW = {
-    "gradient_at_zero",
-    "is_dense",
-    "take",
-    "tensor_variable",
-    "vector_of_any_length",
-    "wants_all_gradients",
-    "with_gradient",
-}
 
 
 def tree_of(path):
@@ -36,13 +26,23 @@ def functions(name):
     }
 
 
+def names_used_of_backends():
+    """What the rest of the package reads of `keras_freeze.backend`."""
+    return {
+        node.attr
+        for path in FOLDER.rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "backend"
+    }
+
+
 @pytest.mark.parametrize("name", ["jax", "torch"])
 def test_every_backend_has_the_same_functions_with_the_same_arguments(name):
-    expected = functions("tensorflow")
-    assert expected.keys() >= ONLY_TENSORFLOW
-    for only in ONLY_TENSORFLOW:
-        del expected[only]
-    assert functions(name) == expected
+    used = names_used_of_backends()
+    expected = {key: arguments for key, arguments in functions("tensorflow").items() if key in used}
+    found = {key: arguments for key, arguments in functions(name).items() if key in used}
+    assert found == expected
+    assert {"with_gradient", "scatter", "top_k_mask"} <= found.keys()
 
 
 def test_frameworks_are_imported_in_the_backends_alone():
@@ -55,14 +55,3 @@ def test_frameworks_are_imported_in_the_backends_alone():
                 importing.add(path.relative_to(FOLDER))
     folders = {path.parts[0] for path in importing}
     assert folders == {"_keras_private.py", "backend", "paper"}  # `paper` for its data sets
-
-
-def test_what_tensorflow_alone_has_is_used_where_gradients_are_restricted_alone():
-    users = {
-        path.relative_to(FOLDER).parts[0]
-        for path in FOLDER.rglob("*.py")
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute) and node.attr in ONLY_TENSORFLOW
-        if ast.unparse(node.value) == "backend"
-    }
-    assert users == {"restricted"}
