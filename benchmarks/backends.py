@@ -4,9 +4,9 @@
     python benchmarks/backends.py --backends=jax --networks=mlp_4096 --rates=0.999
 
 Each backend runs in a process of its own. There, plain Keras, the FreezeOptimizer after `freeze`,
-the same with ordinary gradients, and the FreezeOptimizer whose first batch decides take turns, in a new
-order each round, with the same initial weights and batches. A run is one call of `fit` for some
-steps. Printed are the fastest runs and their ratio to plain Keras; medians in parentheses.
+the same with ordinary gradients, and the FreezeOptimizer whose first batch decides take turns, in
+a new order each round, with the same initial weights and batches. A run is one call of `fit` for
+some steps. Printed are the fastest runs and their ratio to plain Keras; medians in parentheses.
 """
 
 import json

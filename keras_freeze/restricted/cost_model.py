@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 
-# By backend, what a restricted gradient costs for one example, in multiplications of the ordinary one: a
-# multiplication, a number that is collected from inputs or outputs, and the rest, however small the
-# product is. Measured by benchmarks/gradient_rule.py.
+# By backend, what a restricted gradient costs for one example, in multiplications of the ordinary
+# one: a multiplication, a number that is collected from inputs or outputs, and the rest, however
+# small the product is. Measured by benchmarks/gradient_rule.py.
 COSTS = {
     "tensorflow": (1.0, 250.0, 60_000.0),
     "jax": (1.0, 250.0, 60_000.0),
