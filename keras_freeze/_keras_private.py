@@ -7,7 +7,7 @@ them, this is the only file to change.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -98,6 +98,32 @@ def is_transformed_by_torch(tensor: Any) -> bool:
 
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def tensor_without_memory(kind: type, shape: Sequence[int], like: Any) -> Any:
+    """Return a tensor of a subclass that says itself what its values are.
+
+    `Tensor._make_wrapper_subclass` of PyTorch 2.13.
+    """
+    import torch
+
+    options = {"dtype": like.dtype, "device": like.device}
+    return torch.Tensor._make_wrapper_subclass(kind, tuple(shape), **options)
+
+
+def call_as_plain_tensors(function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call a function of PyTorch whose result is not to become of a subclass of Tensor.
+
+    `_disabled_torch_function_impl` of PyTorch 2.13.
+    """
+    import torch
+
+    return torch._C._disabled_torch_function_impl(function, types, args, kwargs or {})
+
+
+def num_changes(tensor: Any) -> int:
+    """Return how often PyTorch has changed a tensor in place: `_version`."""
+    return int(tensor._version)
 
 
 def creating_layer(tensor: Any) -> Any:

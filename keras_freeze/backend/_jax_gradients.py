@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from keras_freeze import _keras_private
 
@@ -234,7 +235,7 @@ class Constant:
         self.value = value
 
 
-def vector_of_any_length(value: Any) -> Constant:
+def vector_of_any_length(value: np.ndarray) -> Constant:
     """Return an object to which vectors of other lengths can be assigned."""
     return Constant(value)
 

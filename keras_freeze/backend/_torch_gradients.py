@@ -53,9 +53,11 @@ class Indices:
         if self._equal is None or self._equal[0] is not indices:
             if not torch.equal(self.value, indices):
                 return False
-        elif self._equal[1] != indices._version and not torch.equal(self.value, indices):
+        elif self._equal[1] != _keras_private.num_changes(indices) and not torch.equal(
+            self.value, indices
+        ):
             return False
-        self._equal = indices, indices._version
+        self._equal = indices, _keras_private.num_changes(indices)
         return True
 
 
@@ -86,10 +88,8 @@ class CompactGradient(torch.Tensor):
     @staticmethod
     def __new__(cls, entries: _Entries, shape: Sequence[int]) -> "CompactGradient":
         """Make a tensor of the kernel's shape, without memory for its values."""
-        values = entries.values
-        gradient: CompactGradient = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=values.dtype, device=values.device
-        )
+        gradient: CompactGradient
+        gradient = _keras_private.tensor_without_memory(cls, shape, entries.values)
         gradient.entries = entries
         return gradient
 
@@ -110,7 +110,8 @@ class CompactGradient(torch.Tensor):
         values: np.ndarray = self.to_dense().numpy(*args, **kwargs)
         return values
 
-    __array__ = numpy
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype)
 
     def tolist(self) -> Any:
         """Return the values of the whole tensor."""
@@ -119,7 +120,7 @@ class CompactGradient(torch.Tensor):
     def __repr__(self, **kwargs: Any) -> str:
         return f"CompactGradient(values={self.entries.values}, shape={tuple(self.shape)})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = staticmethod(_keras_private.call_as_plain_tensors)
 
     @classmethod
     def __torch_dispatch__(
@@ -207,7 +208,7 @@ _ON_ENTRIES = {
 }
 
 
-def compact_gradient(values: Any, indices: Indices, kernel_shape: tuple[int, ...]) -> Any:
+def compact_gradient(values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> Any:
     """Return the gradient of a kernel at its trained entries alone."""
     return CompactGradient(_Entries(values, indices), kernel_shape)
 

@@ -111,6 +111,34 @@ def test_a_function_is_run_with_symbolic_tensors():
     assert tuple(spec.shape) == (2, 3)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="of PyTorch")
+def test_tensors_of_pytorch_tell_of_changes_and_transformations():
+    import torch
+
+    tensor = torch.zeros(3)
+    before = private.num_changes(tensor)
+    tensor.add_(1.0)
+    assert private.num_changes(tensor) == before + 1
+
+    class Wrapper(torch.Tensor):
+        __torch_function__ = staticmethod(private.call_as_plain_tensors)
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return torch.ones(2, 3)
+
+    wrapped = private.tensor_without_memory(Wrapper, (2, 3), torch.zeros(1, dtype=torch.float64))
+    assert (tuple(wrapped.shape), wrapped.dtype) == ((2, 3), torch.float64)
+    assert type(wrapped + 1) is torch.Tensor
+
+    found = []
+    function = lambda x: found.append(private.is_transformed_by_torch(x)) or x.sum()  # noqa: E731
+    function(tensor)
+    torch.func.grad(function)(tensor)
+    torch.utils.checkpoint.checkpoint(function, tensor.requires_grad_(), use_reentrant=False)
+    assert found == [False, True, True]
+
+
 def test_a_training_call_of_the_model_itself_is_told_from_others():
     model = net()
     model(X)
