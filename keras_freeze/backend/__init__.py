@@ -13,7 +13,7 @@ if keras.backend.backend() == "tensorflow":
 elif keras.backend.backend() == "jax":
     from keras_freeze.backend.jax import *
 elif keras.backend.backend() == "torch":
-    from keras_freeze.backend.torch import *
+    from keras_freeze.backend.torch import *  # type: ignore[assignment]
 else:
     raise ImportError(
         "keras_freeze runs on Keras's TensorFlow, JAX and PyTorch backends. "

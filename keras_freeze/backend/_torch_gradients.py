@@ -117,13 +117,13 @@ class CompactGradient(torch.Tensor):
         """Return the values of the whole tensor."""
         return self.to_dense().tolist()
 
-    def __repr__(self, **kwargs: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CompactGradient(values={self.entries.values}, shape={tuple(self.shape)})"
 
     __torch_function__ = staticmethod(_keras_private.call_as_plain_tensors)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operation of PyTorch, on the entries alone where that is enough."""
@@ -234,8 +234,8 @@ class _Restricted(torch.autograd.Function):
         return ctx.outputs.detach()
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        (upstream,) = upstream
+    def backward(ctx: Any, *of_outputs: Any) -> Any:
+        (upstream,) = of_outputs
         inputs, kernel = ctx.saved_tensors
         if torch.is_grad_enabled():  # this gradient is differentiated, too
             wanted = [

@@ -281,9 +281,10 @@ def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any,
     """Return the kernels of a model whose gradients are restricted in its training step."""
     trained = model()
     optimizer = None if trained is None else _optimizer_of(trained)
-    if optimizer is None or len(optimizer.built_variables) != len(trained.trainable_variables):
+    if trained is None or optimizer is None:
         return {}
-    return _kernels_with_blocks(optimizer)
+    has_all = len(optimizer.built_variables) == len(trained.trainable_variables)
+    return _kernels_with_blocks(optimizer) if has_all else {}
 
 
 def _kernels_with_blocks(optimizer: FreezeOptimizer) -> dict[int, tuple[Any, int]]:
