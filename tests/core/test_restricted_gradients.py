@@ -49,7 +49,8 @@ from keras_freeze.optimizer.strategy import COORDINATE_WISE
 from keras_freeze.restricted.cost_model import cheapest_block
 
 BACKEND = keras.backend.backend()
-pytestmark = pytest.mark.cases(1)
+pytestmark = [pytest.mark.cases(1, jax=0), pytest.mark.slow_on("tensorflow")]
+on_every_backend = pytest.mark.cases(1)
 
 # Shrinking a failure would train for minutes.
 few_examples = settings(
@@ -109,6 +110,7 @@ common = {
 }
 
 
+@on_every_backend
 @few_examples
 @given(
     spread=st.sampled_from([(), (3,), (2, 3)]),
@@ -156,6 +158,7 @@ def trained_without_restriction():
     return trained_weights(model, points())
 
 
+@on_every_backend
 def test_train_on_batch(restricted_products):
     model = frozen(small_mlp())
     start = values_of(model.trainable_variables)
@@ -249,6 +252,7 @@ def test_convolutional_network(kind, eager, restricted_products):
     assert restricted_products
 
 
+@on_every_backend
 @pytest.mark.parametrize("network", NETWORKS)
 def test_network(network, restricted_products):
     make_model, number = NETWORKS[network]
@@ -307,6 +311,7 @@ def test_layer_that_is_made_untrainable_later():
     train_both(small_mlp, points(), prepare=prepare)
 
 
+@on_every_backend
 @pytest.mark.parametrize(
     ("by", "way"),
     [*(("state", way) for way in WAYS), ("checkpoint", (True, True)), ("weights", (True, True))],
@@ -436,6 +441,7 @@ def test_restore_gradients_of_something_else_is_a_type_error():
         kf.restore_gradients(kl.Dense(3))
 
 
+@on_every_backend
 @pytest.mark.parametrize("criterion", ["snip", "grasp"])
 def test_freezing_again_chooses_from_all_weights(criterion):
     x, y = points()
@@ -459,6 +465,7 @@ def test_pruning_check_is_the_same():
     assert str(checks[0]) == str(checks[1])
 
 
+@on_every_backend
 def test_restricted_layers_are_plain_layers(tmp_path):
     model = small_convnet()
     configs = [layer.get_config() for layer in model.layers]
