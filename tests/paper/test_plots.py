@@ -65,6 +65,18 @@ def test_comparison_has_a_curve_and_a_bar_for_each_run(result):
     render(figure)
 
 
+def test_what_q_is_does_not_cover_the_legend(result):
+    baseline = dataclasses.replace(result, run=dataclasses.replace(result.run, method="baseline"))
+    figure = plots.plot_comparison([baseline, result])
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    title = legend.get_title()
+    assert title.get_text().startswith("q: freezing rate")
+    boxes = [text.get_window_extent() for text in (title, *legend.get_texts())]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert plots.plot_comparison([baseline]).legends[0].get_title().get_text() == ""
+
+
 def test_comparison_of_nothing_is_an_error():
     with pytest.raises(ValueError, match="Received: results="):
         plots.plot_comparison([])

@@ -68,7 +68,7 @@ def plot_history(result: TrainingResult) -> "Figure":
     figure.suptitle(
         f"{_title_of(result)}, {_label_of(result)}: test accuracy {result.test_accuracy:.1%}"
     )
-    _explain_rates(figure, [result])
+    figure.supxlabel(_explanation([result]), x=0.99, ha="right", fontsize=8)
     return figure
 
 
@@ -122,20 +122,17 @@ def plot_comparison(results: Sequence[TrainingResult]) -> "Figure":
         loc="outside lower center",
         ncols=min(len(results), 4),
         frameon=False,
+        title=_explanation(results),
+        title_fontsize=8,
     )
     figure.suptitle(" / ".join(dict.fromkeys(_title_of(result) for result in results)))
-    _explain_rates(figure, results)
     return figure
 
 
-def _explain_rates(figure: "Figure", results: Sequence[TrainingResult]) -> None:
-    if any(METHODS[result.method].freeze_rate is None for result in results):
-        figure.supxlabel(
-            "q: freezing rate, the share of the weights that are not trained",
-            x=0.99,
-            ha="right",
-            fontsize=8,
-        )
+def _explanation(results: Sequence[TrainingResult]) -> str:
+    """Say what q is, if a label has it."""
+    has_rates = any(METHODS[result.method].freeze_rate is None for result in results)
+    return "q: freezing rate, the share of the weights that are not trained" if has_rates else ""
 
 
 def _marker(epochs: Sequence[int]) -> dict[str, Any]:
