@@ -68,7 +68,7 @@ def test_comparison_has_a_curve_and_a_bar_for_each_run(result):
 def test_what_q_is_does_not_cover_the_legend(result):
     baseline = dataclasses.replace(result, run=dataclasses.replace(result.run, method="baseline"))
     figure = plots.plot_comparison([baseline, result])
-    render(figure)
+    figure.savefig(io.BytesIO(), format="png")  # lays it out
     (legend,) = figure.legends
     title = legend.get_title()
     assert title.get_text().startswith("q: freezing rate")
