@@ -126,6 +126,12 @@ def num_changes(tensor: Any) -> int:
     return int(tensor._version)
 
 
+def is_rematerialized(layer: Any) -> bool:
+    """Return whether a `keras.RematScope` lets a layer compute its outputs again: `_remat_mode`."""
+    mode = layer._remat_mode
+    return mode is not None and mode.mode != "activations"
+
+
 def creating_layer(tensor: Any) -> Any:
     """Return the layer that a symbolic tensor is an output of: `KerasTensor._keras_history`."""
     return tensor._keras_history.operation

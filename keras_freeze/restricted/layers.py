@@ -160,6 +160,9 @@ def _operation_of(layer: Any) -> Any:
         return None
     if layer.kernel_regularizer is not None or not _is_plain(layer):
         return None
+    # JAX would take the same `call` for the function that it has traced in an earlier step.
+    if _keras_private.is_rematerialized(layer):
+        return None
     if _input_shape(layer) is None:
         return None
     if kind is keras.layers.Dense:

@@ -290,7 +290,7 @@ def test_rematerialized_layers(eager, restricted_products):
             return small_mlp()
 
     train_both(make, points(), run_eagerly=eager)
-    assert bool(restricted_products) == (not eager or BACKEND == "jax")
+    assert bool(restricted_products) == (not eager)
 
 
 def test_layer_that_is_not_trainable():

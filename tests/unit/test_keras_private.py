@@ -139,6 +139,14 @@ def test_tensors_of_pytorch_tell_of_changes_and_transformations():
     assert found == [False, True, True]
 
 
+@pytest.mark.parametrize("mode", ["full", "activations"])
+def test_layers_of_a_remat_scope_are_told(mode):
+    with keras.RematScope(mode):
+        layer = keras.layers.Dense(2)
+    assert private.is_rematerialized(layer) == (mode == "full")
+    assert not private.is_rematerialized(keras.layers.Dense(2))
+
+
 def test_a_training_call_of_the_model_itself_is_told_from_others():
     model = net()
     model(X)
