@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from keras_freeze import _keras_private
+from keras_freeze._utils.overrides import override
 
 # Whether functions that are traced keep a mask as a constant.
 TRACES_MASKS = True
@@ -94,24 +95,8 @@ def restrict_train_step(
         with _differentiated_with(values, kernels()):
             return kind.compute_loss_and_updates(reference(), whole(values), *args, **kwargs)
 
-    vars(model).update(train_step=train_step, compute_loss_and_updates=compute_loss_and_updates)
-    for name in names:
-        setattr(vars(model)[name], _MARK, True)
-
-
-def restore_train_step(model: keras.Model) -> None:
-    """Undo `restrict_train_step`."""
-    for name in ("train_step", "compute_loss_and_updates"):
-        if is_restricted_train_step(vars(model).get(name)):
-            del vars(model)[name]
-
-
-def is_restricted_train_step(function: Any) -> bool:
-    """Return whether `restrict_train_step` has made a function."""
-    return getattr(function, _MARK, False) is True
-
-
-_MARK = "restricts_weight_gradients"
+    override(model, "train_step", train_step)
+    override(model, "compute_loss_and_updates", compute_loss_and_updates)
 
 
 def _with_vectors(values: Sequence[Any], kernels: Mapping[int, tuple[Any, int]]) -> list[Any]:

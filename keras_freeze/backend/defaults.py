@@ -84,15 +84,6 @@ def restrict_train_step(
     """Do nothing: layers alone decide what is differentiated."""
 
 
-def restore_train_step(model: keras.Model) -> None:
-    """Do nothing."""
-
-
-def is_restricted_train_step(function: Any) -> bool:
-    """Return whether `restrict_train_step` has made a function: never."""
-    return False
-
-
 def whole(values: Any) -> Any:
     """Return the values of variables as they are."""
     return values

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_freeze import _keras_private, backend
+from keras_freeze._utils.overrides import is_override
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import data_errors, loss_scale
 from keras_freeze.gradients.preserve import (
@@ -33,7 +34,7 @@ from keras_freeze.parameters import path_of, shorten
 def has_own_train_step(model: keras.Model) -> bool:
     """Return whether a model overrides the `train_step` of Keras, in its class or itself."""
     of_model = vars(model).get("train_step")
-    is_own = of_model is not None and not backend.is_restricted_train_step(of_model)
+    is_own = of_model is not None and not is_override(of_model)
     return is_own or type(model).train_step is not keras.Model.train_step
 
 

@@ -22,6 +22,7 @@ import keras
 from keras import ops
 
 from keras_freeze import _keras_private, backend
+from keras_freeze._utils.overrides import is_override, override, remove_overrides
 from keras_freeze._utils.validation import check_instance
 from keras_freeze.model_state import (
     ModelOptimizers,
@@ -94,7 +95,7 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
             choice = cheapest_block(matrices, operation.places(_input_shape(layer)))
             if choice is not None:
                 update.blocks[position] = Block(operation, layer.kernel, trained, *choice)
-                vars(layer)["call"] = _restricted_call(layer, operation, weakref.ref(model))
+                override(layer, "call", _restricted_call(layer, operation, weakref.ref(model)))
                 restricted.append(layer.name)
     if restricted:
         backend.restrict_train_step(model, functools.partial(_kernels_of, weakref.ref(model)))
@@ -126,10 +127,8 @@ def restore_gradients(model: keras.Model) -> None:
 
 def _restore(model: keras.Model, optimizer: FreezeOptimizer | None) -> None:
     """Remove restricted gradients, of which `optimizer`, if there is one, has the blocks."""
-    backend.restore_train_step(model)
-    for layer in _keras_private.all_layers(model):
-        if is_restricted(layer):
-            del vars(layer)["call"]
+    for layer in _keras_private.all_layers(model):  # the model, too
+        remove_overrides(layer)
     if optimizer is not None and optimizer.compact_update is not None:
         # Someone may have wrapped a layer's `call` since: without its block it is as before.
         optimizer.compact_update.drop_blocks()
@@ -137,11 +136,7 @@ def _restore(model: keras.Model, optimizer: FreezeOptimizer | None) -> None:
 
 def is_restricted(layer: Any) -> bool:
     """Return whether a layer restricts its weight gradient."""
-    call = vars(layer).get("call")
-    return call is not None and getattr(call, _MARK, None) is call
-
-
-_MARK = "restricts_weight_gradient"
+    return is_override(vars(layer).get("call"))
 
 
 def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
@@ -216,7 +211,6 @@ def _restricted_call(
             outputs = ops.add(outputs, _broadcast_bias(layer))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    setattr(call, _MARK, call)
     return call
 
 

@@ -1,5 +1,6 @@
 """Compact gradients on JAX: `value_and_grad`, function transforms, and what XLA makes of a step."""
 
+import functools
 import re
 
 import keras
@@ -157,6 +158,19 @@ def test_train_steps_are_those_of_keras_without_restriction():
     kf.restore_gradients(model)
     assert "train_step" not in vars(model)
     assert "compute_loss_and_updates" not in vars(model)
+
+
+def test_a_train_step_that_someone_wrapped_around_a_restricted_one_stays():
+    model = frozen(small_mlp())
+
+    @functools.wraps(model.train_step)
+    def train_step(*args, restricted=model.train_step):
+        return restricted(*args)
+
+    vars(model)["train_step"] = train_step
+    kf.restore_gradients(model)
+    assert vars(model)["train_step"] is train_step
+    trained_weights(model, points())
 
 
 class OwnStep(keras.Sequential):
