@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,27 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_freeze import _keras_private
+from keras_freeze.backend._passes import all_gradients, wants_all_gradients
 from keras_freeze.backend._tensorflow_values import gather, tensor_variable, to_dense, to_numpy
-
-_passes = threading.local()
-
-
-@contextlib.contextmanager
-def _all_gradients() -> Iterator[None]:
-    """Let layers compute every gradient, whatever is trained."""
-    before = getattr(_passes, "want_all", False)
-    _passes.want_all = True
-    try:
-        yield
-    finally:
-        _passes.want_all = before
 
 
 def gradients(
     loss: Callable[[], Any], variables: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:
     """Return `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
-    with _all_gradients(), tf.GradientTape() as tape:
+    with all_gradients(), tf.GradientTape() as tape:
         value = loss()
         scaled = value * tf.cast(scale, value.dtype)
     grads = tape.gradient(scaled, [tensor_variable(v) for v in variables])
@@ -50,7 +37,7 @@ def hessian_products(
         LookupError: where TensorFlow has no second derivative of an operation.
     """
     tensors = [tensor_variable(v) for v in variables]
-    with _all_gradients(), tf.GradientTape() as outer:
+    with all_gradients(), tf.GradientTape() as outer:
         with _moments_twice_differentiable(), tf.GradientTape() as inner:
             value = loss()
             scaled = value * tf.cast(scale, value.dtype)
@@ -319,8 +306,7 @@ def with_gradient(
 
 def is_training(model: keras.Model) -> bool:
     """Return whether the pass in progress trains a model, and nothing else."""
-    wants_all = getattr(_passes, "want_all", False)
-    return not wants_all and _keras_private.is_training_call_of(model)
+    return not wants_all_gradients() and _keras_private.is_training_call_of(model)
 
 
 def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstream: Any) -> Any:

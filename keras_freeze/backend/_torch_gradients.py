@@ -1,8 +1,6 @@
 """Gradients of trained entries alone, for PyTorch."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -10,26 +8,14 @@ import numpy as np
 import torch
 
 from keras_freeze import _keras_private
-
-_passes = threading.local()
-
-
-@contextlib.contextmanager
-def all_gradients() -> Iterator[None]:
-    """Let layers compute every gradient, whatever is trained."""
-    before = getattr(_passes, "want_all", False)
-    _passes.want_all = True
-    try:
-        yield
-    finally:
-        _passes.want_all = before
+from keras_freeze.backend._passes import wants_all_gradients
 
 
 def is_training(model: keras.Model) -> bool:
     """Return whether the pass in progress trains a model, and nothing else."""
     return (
         torch.is_grad_enabled()
-        and not getattr(_passes, "want_all", False)
+        and not wants_all_gradients()
         and not torch.compiler.is_compiling()
         # `DistributedDataParallel` sums dense gradients.
         and not (torch.distributed.is_available() and torch.distributed.is_initialized())
@@ -46,19 +32,17 @@ class Indices:
     def assign(self, value: np.ndarray) -> None:
         """Set other indices."""
         self.value = keras.ops.convert_to_tensor(value)
-        self._equal: tuple[Any, int] | None = None
+        self._equal: tuple[Any, int] = None, 0
 
     def are(self, indices: Any) -> bool:
         """Return whether they are equal to the tensor `indices`, which is compared only once."""
-        if self._equal is None or self._equal[0] is not indices:
-            if not torch.equal(self.value, indices):
-                return False
-        elif self._equal[1] != _keras_private.num_changes(indices) and not torch.equal(
-            self.value, indices
-        ):
-            return False
-        self._equal = indices, _keras_private.num_changes(indices)
-        return True
+        tensor, num_changes = self._equal
+        if tensor is indices and num_changes == _keras_private.num_changes(indices):
+            return True
+        is_equal = torch.equal(self.value, indices)
+        if is_equal:
+            self._equal = indices, _keras_private.num_changes(indices)
+        return is_equal
 
 
 def vector_of_any_length(value: np.ndarray) -> Indices:
@@ -238,15 +222,12 @@ class _Restricted(torch.autograd.Function):
         (upstream,) = of_outputs
         inputs, kernel = ctx.saved_tensors
         if torch.is_grad_enabled():  # this gradient is differentiated, too
-            wanted = [
-                t
-                for t, need in zip((inputs, kernel), ctx.needs_input_grad[:2], strict=True)
-                if need
-            ]
+            needed = [i for i in (0, 1) if ctx.needs_input_grad[i]]
+            tensors = [ctx.saved_tensors[i] for i in needed]
             outputs = ctx.function(inputs, kernel)
-            found = torch.autograd.grad(outputs, wanted, upstream, create_graph=True)
-            to_inputs, to_kernel = found if len(found) == 2 else (None, *found)
-            return to_inputs, to_kernel, None, None
+            found = torch.autograd.grad(outputs, tensors, upstream, create_graph=True)
+            gradients = dict(zip(needed, found, strict=True))
+            return gradients.get(0), gradients.get(1), None, None
         to_inputs = None
         if ctx.needs_input_grad[0]:
             (to_inputs,) = torch.autograd.grad(ctx.outputs, ctx.x, upstream, retain_graph=True)

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_freeze import _keras_private
+from keras_freeze.backend._passes import all_gradients
 from keras_freeze.backend._tensorflow_distribution import *  # noqa: F403
 from keras_freeze.backend._tensorflow_distribution import _update, num_replicas
 from keras_freeze.backend._tensorflow_gradients import *  # noqa: F403
-from keras_freeze.backend._tensorflow_gradients import _all_gradients
 from keras_freeze.backend._tensorflow_values import *  # noqa: F403
 from keras_freeze.backend._tensorflow_values import _as_bits, read, tensor_variable, to_numpy
 
@@ -212,7 +212,7 @@ def eager_steps() -> Iterator[None]:
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
-        with _all_gradients():
+        with all_gradients():
             yield
     finally:
         tf.config.run_functions_eagerly(before)

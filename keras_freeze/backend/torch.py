@@ -10,13 +10,9 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from keras_freeze.backend._passes import all_gradients
 from keras_freeze.backend._torch_gradients import *  # noqa: F403
-from keras_freeze.backend._torch_gradients import (
-    CompactGradient,
-    Indices,
-    all_gradients,
-    entries_of,
-)
+from keras_freeze.backend._torch_gradients import CompactGradient, Indices, entries_of
 
 VERSION = torch.__version__
 
