@@ -55,6 +55,8 @@ class CompactUpdate(Update):
         self.blocks: dict[int, Any] = {}
         self.has_dropped_blocks = False
         self._values: dict[int, Any] = {}
+        # By identity: in a layer's call, Keras may substitute the values of variables.
+        self._positions = {id(p.variable): p.position for p in parameters}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
         variables = []
         for p, count in zip(parameters, self.trained_counts, strict=True):
@@ -115,9 +117,7 @@ class CompactUpdate(Update):
 
     def position_of(self, variable: Any) -> int | None:
         """Return a variable's position; None if this does not update it."""
-        # By identity: in a layer's call, Keras may substitute the values of variables.
-        positions = (p.position for p in self.parameters if p.variable is variable)
-        return next(positions, None)
+        return self._positions.get(id(variable))
 
     def trained(self, position: int) -> np.ndarray:
         """Return the mask of the variable at a position."""
