@@ -15,9 +15,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from keras import layers as kl
 from restricted import (
-    CONVOLUTIONS,
-    MASKS,
-    PRODUCTS,
     TOLERANCES,
     WAYS,
     Subclassed,
@@ -26,6 +23,8 @@ from restricted import (
     built,
     convolutions,
     corner_mask,
+    dense_layers,
+    einsum_dense_layers,
     every_layer,
     freeze_optimizer,
     frozen,
@@ -35,6 +34,7 @@ from restricted import (
     points,
     random_mask,
     restricted_layers,
+    restrictions,
     small_convnet,
     small_mlp,
     spread_mask,
@@ -77,9 +77,10 @@ def restricted_products(monkeypatch):
 # Layers
 
 
-def check_layer(layer, input_shape, seed, kind, way, dtype):
+def check_layer(make_layer, input_shape, dtype, seed, kind, way):
     """One step of SGD with and without restricted gradients, from the same weights."""
     keras.utils.set_random_seed(seed)
+    layer = make_layer()
     model = frozen(
         one_layer(layer, input_shape, dtype),
         freeze_optimizer(sgd(0.5)),
@@ -102,50 +103,23 @@ def check_layer(layer, input_shape, seed, kind, way, dtype):
     assert_trained_alike(model, start, *values, tolerance, may_stay=True)
 
 
-common = {
-    "seed": st.integers(0, 1000),
-    "kind": st.sampled_from(list(MASKS)),
-    "way": st.sampled_from(WAYS),
-    "dtype": st.sampled_from(list(TOLERANCES)),
-}
-
-
 @on_every_backend
 @few_examples
-@given(
-    spread=st.sampled_from([(), (3,), (2, 3)]),
-    features=st.integers(1, 6),
-    units=st.integers(1, 6),
-    use_bias=st.booleans(),
-    activation=st.sampled_from([None, "relu", "gelu"]),
-    **common,
-)
-def test_dense_layer(spread, features, units, use_bias, activation, dtype, **rest):
-    layer = kl.Dense(units, activation=activation, use_bias=use_bias, dtype=dtype)
-    check_layer(layer, (*spread, features), dtype=dtype, **rest)
+@given(case=dense_layers(), **restrictions)
+def test_dense_layer(case, **restriction):
+    check_layer(*case, **restriction)
 
 
 @few_examples
-@given(
-    case=st.sampled_from(PRODUCTS),
-    with_bias=st.booleans(),
-    activation=st.sampled_from([None, "tanh"]),
-    **common,
-)
-def test_einsum_dense_layer(case, with_bias, activation, dtype, **rest):
-    equation, input_shape, output_shape = case
-    bias_axes = "d" if with_bias and "d" in equation.split("->")[1] else None
-    layer = kl.EinsumDense(
-        equation, output_shape, bias_axes=bias_axes, activation=activation, dtype=dtype
-    )
-    check_layer(layer, input_shape, dtype=dtype, **rest)
+@given(case=einsum_dense_layers(), **restrictions)
+def test_einsum_dense_layer(case, **restriction):
+    check_layer(*case, **restriction)
 
 
 @few_examples
-@given(case=convolutions(), **common)
-def test_convolution_layer(case, dtype, **rest):
-    rank, arguments, input_shape = case
-    check_layer(CONVOLUTIONS[rank](**arguments, dtype=dtype), input_shape, dtype=dtype, **rest)
+@given(case=convolutions(), **restrictions)
+def test_convolution_layer(case, **restriction):
+    check_layer(*case, **restriction)
 
 
 # Training

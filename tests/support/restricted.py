@@ -1,6 +1,7 @@
 """What tests of restricted weight gradients share: models in which every layer is restricted."""
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -215,7 +216,7 @@ CONVOLUTIONS = {1: kl.Conv1D, 2: kl.Conv2D, 3: kl.Conv3D}
 
 @st.composite
 def convolutions(draw):
-    """A convolution's arguments, its rank and an input shape that it fits."""
+    """As `dense_layers`."""
     rank = draw(st.integers(1, 3))
     sizes = st.integers(1, 3)
     arguments = {
@@ -231,4 +232,43 @@ def convolutions(draw):
     else:
         arguments["dilation_rate"] = draw(sizes)
     shape = tuple(draw(st.integers(7, 9 if rank < 3 else 7)) for _ in range(rank))
-    return rank, arguments, (*shape, draw(st.integers(1, 4)))
+    return _case(draw, CONVOLUTIONS[rank], arguments, (*shape, draw(st.integers(1, 4))))
+
+
+def _case(draw, layer_class, arguments, input_shape):
+    dtype = draw(st.sampled_from(list(TOLERANCES)))
+    return functools.partial(layer_class, **arguments, dtype=dtype), input_shape, dtype
+
+
+@st.composite
+def dense_layers(draw):
+    """A function that makes a layer, an input shape that fits it, and the layer's dtype."""
+    arguments = {
+        "units": draw(st.integers(1, 6)),
+        "use_bias": draw(st.booleans()),
+        "activation": draw(st.sampled_from([None, "relu", "gelu"])),
+    }
+    spread = draw(st.sampled_from([(), (3,), (2, 3)]))
+    return _case(draw, kl.Dense, arguments, (*spread, draw(st.integers(1, 6))))
+
+
+@st.composite
+def einsum_dense_layers(draw):
+    """As `dense_layers`."""
+    equation, input_shape, output_shape = draw(st.sampled_from(PRODUCTS))
+    with_bias = draw(st.booleans()) and "d" in equation.split("->")[1]
+    arguments = {
+        "equation": equation,
+        "output_shape": output_shape,
+        "bias_axes": "d" if with_bias else None,
+        "activation": draw(st.sampled_from([None, "tanh"])),
+    }
+    return _case(draw, kl.EinsumDense, arguments, input_shape)
+
+
+# How a layer is restricted.
+restrictions = {
+    "seed": st.integers(0, 1000),
+    "kind": st.sampled_from(list(MASKS)),
+    "way": st.sampled_from(WAYS),
+}

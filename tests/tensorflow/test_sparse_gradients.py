@@ -20,12 +20,9 @@ from helpers import (
     values_of,
 )
 from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from keras import layers as kl
 from restricted import (
     CONVOLUTIONS,
-    MASKS,
-    PRODUCTS,
     TOLERANCES,
     WAYS,
     Nested,
@@ -34,6 +31,8 @@ from restricted import (
     built,
     convolutions,
     corner_mask,
+    dense_layers,
+    einsum_dense_layers,
     every_layer,
     freeze_optimizer,
     frozen,
@@ -43,6 +42,7 @@ from restricted import (
     points,
     random_mask,
     restricted_layers,
+    restrictions,
     small_convnet,
     small_mlp,
     spread_mask,
@@ -114,8 +114,9 @@ def assert_gradients_are_the_ordinary_ones(model, x, tolerance=1e-5, traced=Fals
         assert error.max(initial=0.0) <= tolerance * scale
 
 
-def check_layer(layer, input_shape, seed, kind, way, dtype, traced=False):
+def check_layer(make_layer, input_shape, dtype, seed, kind, way, traced=False):
     keras.utils.set_random_seed(seed)
+    layer = make_layer()
     model = frozen(one_layer(layer, input_shape, dtype), mask=random_mask(kind, seed), way=way)
     all_trained = kf.get_mask(model)[layer.kernel].all()
     assert restricted_layers(model) == ([] if all_trained else [layer])
@@ -125,42 +126,16 @@ def check_layer(layer, input_shape, seed, kind, way, dtype, traced=False):
     )
 
 
-common = {
-    "seed": st.integers(0, 1000),
-    "kind": st.sampled_from(list(MASKS)),
-    "way": st.sampled_from(WAYS),
-    "dtype": st.sampled_from(list(TOLERANCES)),
-}
+@few_examples
+@given(case=dense_layers(), **restrictions)
+def test_dense_gradient(case, **restriction):
+    check_layer(*case, **restriction)
 
 
 @few_examples
-@given(
-    spread=st.sampled_from([(), (3,), (2, 3)]),
-    features=st.integers(1, 6),
-    units=st.integers(1, 6),
-    use_bias=st.booleans(),
-    activation=st.sampled_from([None, "relu", "gelu"]),
-    **common,
-)
-def test_dense_gradient(spread, features, units, use_bias, activation, dtype, **rest):
-    layer = kl.Dense(units, activation=activation, use_bias=use_bias, dtype=dtype)
-    check_layer(layer, (*spread, features), dtype=dtype, **rest)
-
-
-@few_examples
-@given(
-    case=st.sampled_from(PRODUCTS),
-    with_bias=st.booleans(),
-    activation=st.sampled_from([None, "tanh"]),
-    **common,
-)
-def test_einsum_dense_gradient(case, with_bias, activation, dtype, **rest):
-    equation, input_shape, output_shape = case
-    bias_axes = "d" if with_bias and "d" in equation.split("->")[1] else None
-    layer = kl.EinsumDense(
-        equation, output_shape, bias_axes=bias_axes, activation=activation, dtype=dtype
-    )
-    check_layer(layer, input_shape, dtype=dtype, **rest)
+@given(case=einsum_dense_layers(), **restrictions)
+def test_einsum_dense_gradient(case, **restriction):
+    check_layer(*case, **restriction)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +153,9 @@ def test_einsum_dense_that_is_no_matrix_product_is_left_alone(equation, input_sh
 
 
 @few_examples
-@given(case=convolutions(), **common)
-def test_convolution_gradient(case, dtype, **rest):
-    rank, arguments, input_shape = case
-    check_layer(CONVOLUTIONS[rank](**arguments, dtype=dtype), input_shape, dtype=dtype, **rest)
+@given(case=convolutions(), **restrictions)
+def test_convolution_gradient(case, **restriction):
+    check_layer(*case, **restriction)
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
@@ -194,8 +168,10 @@ def test_channels_first(rank, way):
         tape.gradient(output, trial.kernel)
     except (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError):
         pytest.skip("TensorFlow has no convolution with channels first for this processor")
-    layer = CONVOLUTIONS[rank](4, 2, data_format="channels_first", activation="tanh")
-    check_layer(layer, (3, *[5] * rank), 0, "few", way, "float32")
+    layer = functools.partial(
+        CONVOLUTIONS[rank], 4, 2, data_format="channels_first", activation="tanh"
+    )
+    check_layer(layer, (3, *[5] * rank), "float32", 0, "few", way)
 
 
 @pytest.mark.parametrize("kind", ["none", "few"])
@@ -212,7 +188,7 @@ def test_channels_first(rank, way):
     ids=["Dense", "Conv1D", "Conv2D", "dilated Conv1D", "dilated Conv2D"],
 )
 def test_gradient_in_a_graph(layer, input_shape, way, kind):
-    check_layer(layer(), input_shape, 0, kind, way, "float32", traced=True)
+    check_layer(layer, input_shape, "float32", 0, kind, way, traced=True)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
