@@ -150,6 +150,18 @@ def object_sharing_scope() -> contextlib.AbstractContextManager[None]:
     return ObjectSharingScope()
 
 
+def take_state(model: Any) -> tuple[list[Any], ...]:
+    """Take the values out of a model's variables, as `fit` does on JAX.
+
+    `JAXTrainer._get_jax_state`; `JAXTrainer._jax_state`, which is what an error puts back.
+    """
+    names = ("trainable", "non_trainable", "optimizer", "metrics")
+    parts = {f"{name}_variables": True for name in names}
+    state: tuple[list[Any], ...] = model._get_jax_state(**parts, purge_model_variables=True)
+    model._jax_state = dict(zip(parts, state, strict=True))
+    return state
+
+
 # Variables and global state
 
 

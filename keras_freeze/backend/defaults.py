@@ -14,6 +14,9 @@ TRACES_MASKS = False
 # Whether other optimizers, such as a LossScaleOptimizer, can compute with a compact gradient.
 COMPACT_GRADIENTS_ARE_TENSORS = False
 
+# Whether every training step runs operation by operation, so that none was traced earlier.
+STEPS_ARE_EAGER = False
+
 # Whether a training step is given a model's state, which Keras asks of built models alone.
 STEPS_ARE_STATELESS = False
 
@@ -82,6 +85,15 @@ def restrict_train_step(
     model: keras.Model, kernels: Callable[[], Mapping[int, tuple[Any, int]]]
 ) -> None:
     """Do nothing: layers alone decide what is differentiated."""
+
+
+def attach_state(model: keras.Model, arguments: Sequence[Any]) -> None:
+    """Do nothing: variables have their values while a model is trained."""
+
+
+def detach_state(model: keras.Model, arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of a train function as they are."""
+    return arguments
 
 
 def whole(values: Any) -> Any:

@@ -303,6 +303,25 @@ def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
     return jax.disable_jit()
 
 
+def attach_state(model: keras.Model, arguments: Sequence[Any]) -> None:
+    """Give a model's variables the values that Keras hands to its train function."""
+    state, _ = arguments
+    lists = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    for variables, values in zip(lists, state, strict=True):
+        _assign(variables, values)
+
+
+def detach_state(model: keras.Model, arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of a train function, with the values that variables have now."""
+    _, iterator = arguments
+    return _keras_private.take_state(model), iterator
+
+
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:
     """Run a model's `train_step` once, as `fit` does; the state that it returns is let go."""
     if _keras_private.has_unbuilt_metrics(model):  # a stateless step cannot build them

@@ -16,6 +16,9 @@ from keras_freeze.backend._torch_gradients import CompactGradient, Indices, entr
 
 VERSION = torch.__version__
 
+# Whether every training step runs operation by operation, so that none was traced earlier.
+STEPS_ARE_EAGER = True
+
 # What PyTorch raises where data do not suit a model.
 DATA_ERRORS: tuple[Any, ...] = (RuntimeError, IndexError)
 

@@ -80,7 +80,8 @@ class CompactUpdate(Update):
                 f"Received: {path!r} of shape {tuple(variable.shape)}"
             )
         self.indices[position] = make_variable(indices, "int32", f"trained_indices_{position}")
-        values = backend.gather(variable, indices)
+        # By NumPy: JAX would compile several functions for each number of entries.
+        values = backend.to_numpy(variable).reshape(-1)[indices]
         dtype = keras.backend.standardize_dtype(variable.dtype)
         self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
         _keras_private.exclude_from_decay_like(self.inner, variable, self._values[position])

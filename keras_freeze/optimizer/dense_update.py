@@ -53,6 +53,8 @@ class DenseUpdate(Update):
         }
         # Whether the mask was given: while JAX traces a step, the variables have no values.
         self._is_given = mask is not None
+        # Whether the variable `_decided` need not be read from a device again.
+        self._is_settled = False
         self._build_inner([p.variable for p in parameters])
 
     def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
@@ -77,7 +79,7 @@ class DenseUpdate(Update):
 
     @property
     def mask(self) -> FreezeMask | None:
-        if not bool(backend.to_numpy(self._decided)):
+        if not self._is_settled and not bool(backend.to_numpy(self._decided)):
             return None
         trained = {position: backend.to_numpy(mask) for position, mask in self._masks.items()}
         return self._make_mask(trained, self._count_rescued(trained))
@@ -106,7 +108,8 @@ class DenseUpdate(Update):
         self._decided.assign(True)
 
     def apply(self, step: Step) -> None:
-        if not self.by_first_batch or (self._is_partial(step) and self.is_decided):
+        needs_no_branch = backend.STEPS_ARE_EAGER or self._is_partial(step)
+        if not self.by_first_batch or (needs_no_branch and self.is_decided):
             self._step(step)
             return
         frozen_candidates(self.parameters)  # raises if there are no weights to decide about
@@ -133,8 +136,16 @@ class DenseUpdate(Update):
     @property
     def is_decided(self) -> bool | None:
         """Whether there is a mask; None while JAX traces a function, where that is not known."""
+        if self._is_settled:
+            return True
         decided = backend.known_value(self._decided)
-        return None if decided is None else bool(decided)
+        if decided is None:
+            return None
+        self._is_settled = bool(decided) and backend.STEPS_ARE_EAGER
+        return bool(decided)
+
+    def forget_values(self) -> None:
+        self._is_settled = False
 
     def disable(self) -> None:
         for mask in self._masks.values():

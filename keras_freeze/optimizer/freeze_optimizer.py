@@ -20,6 +20,7 @@ from keras_freeze.optimizer.arguments import (
     warn_of_constraints,
 )
 from keras_freeze.optimizer.compact_update import CompactUpdate
+from keras_freeze.optimizer.first_batch import continue_compactly, continue_compactly_after
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 from keras_freeze.optimizer.state import BuildPlan, Phase, State
 from keras_freeze.optimizer.strategy import make_update
@@ -157,7 +158,11 @@ class FreezeOptimizer(MaskedOptimizer):
             super().build(list(variables))
             self.plan = replace(self.plan, state=None)
             self._register()
-            warn_of_constraints(parameters, self.frozen_weights, self.mask)
+            if not isinstance(self.update, CompactUpdate) or not self.update.by_first_batch:
+                warn_of_constraints(parameters, self.frozen_weights, self.mask)
+        model = frozen_variables.model_of(self)
+        if model is not None:
+            continue_compactly_after(model, self)
 
     def _inherit_state(self, parameters: Sequence[Parameter]) -> None:
         """Plan to build with the mask of variables that are frozen already, if some are."""
@@ -206,6 +211,8 @@ class FreezeOptimizer(MaskedOptimizer):
             recorder.record(self, grads, trainable_variables)
             return
         variables = self._variables_of_step(grads, trainable_variables)
+        if backend.STEPS_ARE_EAGER and self.can_become_compact:
+            continue_compactly(self)
         assert self.update is not None
         self.check_counts()
         if frozen_variables.is_superseded(self):

@@ -86,3 +86,24 @@ def _fresh_copy(optimizer: Any) -> Any:
 def averaging_optimizers(inner: Any) -> list[Any]:
     """Return the optimizers in `inner`, itself included, that keep moving averages (`use_ema`)."""
     return [optimizer for optimizer in walk(inner) if optimizer.use_ema]
+
+
+def slots_of(inner: Any) -> dict[str, Any] | None:
+    """Return the state of an optimizer by attribute; None if it has variables elsewhere.
+
+    An attribute has a variable, or a list of one for each that the optimizer was built with (None
+    where there is none).
+    """
+    built = _keras_private.built_variables(inner)
+    iterations = _keras_private.iterations_variable(inner)
+    state = {id(v) for v in inner.variables}
+    slots: dict[str, Any] = {}
+    for name, value in vars(inner).items():
+        if id(value) in state:
+            slots[name] = value
+        elif isinstance(value, list) and len(value) == len(built):
+            found = [id(v) for v in value if v is not None]
+            if id(iterations) not in found and state.issuperset(found):
+                slots[name] = list(value)
+    lists = [value if isinstance(value, list) else [value] for value in slots.values()]
+    return slots if state <= {id(v) for values in lists for v in values} else None

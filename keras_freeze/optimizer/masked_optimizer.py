@@ -20,9 +20,15 @@ from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
-from keras_freeze.optimizer.inner_optimizer import fresh_copies, reset_to, unbuild, walk
+from keras_freeze.optimizer.inner_optimizer import (
+    fresh_copies,
+    reset_to,
+    slots_of,
+    unbuild,
+    walk,
+)
 from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
-from keras_freeze.optimizer.strategy import suits_compact
+from keras_freeze.optimizer.strategy import is_coordinate_wise, suits_compact
 from keras_freeze.optimizer.trace_guard import TraceGuard
 from keras_freeze.optimizer.update import Update
 from keras_freeze.parameters import Parameter, classify
@@ -89,6 +95,13 @@ class MaskedOptimizer(DelegatingOptimizer):
         if isinstance(self.update, CompactUpdate) and self.update.phase is Phase.DECIDED:
             return self.update
         return None
+
+    @property
+    def can_become_compact(self) -> bool:
+        """Whether the update is dense for no other reason than that the first batch decides."""
+        is_waiting = isinstance(self.update, DenseUpdate) and self.update.by_first_batch
+        inner = self.inner_optimizer
+        return is_waiting and is_coordinate_wise(inner) and slots_of(inner) is not None
 
     @property
     def variables(self) -> list[Any]:
@@ -304,6 +317,8 @@ class MaskedOptimizer(DelegatingOptimizer):
         frozen_variables.keep_current_masks(self)
         for variable, weight in settable:
             variable.assign(weight)
+        if self.update is not None:
+            self.update.forget_values()
         self._propagate_mask(before)
 
     def save_own_variables(self, store: Any) -> None:

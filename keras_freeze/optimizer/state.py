@@ -34,9 +34,9 @@ class State:
         mask: which weights are trained; None if that is not decided yet.
         compact: whether the update strategy is compact.
         decay_scale: FreezeNet-WD's scalar.
-        by_first_batch: whether the first batch decided the mask. Steps are then traced with that
-            decision in them, which rounds a little differently, and training that is resumed must
-            round the same.
+        by_first_batch: whether the first batch decided the mask. The step that decides updates
+            whole variables, which rounds a little differently, and training that is resumed right
+            after it must round the same.
         starts: what variables of the mask were drawn from, by position, where that is known.
         settings: the settings of the optimizer that decided; None where a file does not say.
     """

@@ -37,9 +37,12 @@ COORDINATE_WISE = (
 
 def suits_compact(inner: Any, mask: FreezeMask) -> bool:
     """Return whether an inner optimizer gives the same result with the trained weights alone."""
-    everything_trained = all(entry.trained.all() for entry in mask.entries)
-    can_be_compact = public_optimizer_class(inner) in COORDINATE_WISE and not inner.use_ema
-    return everything_trained or can_be_compact
+    return all(entry.trained.all() for entry in mask.entries) or is_coordinate_wise(inner)
+
+
+def is_coordinate_wise(inner: Any) -> bool:
+    """Return whether an inner optimizer is known to update each coordinate by itself."""
+    return public_optimizer_class(inner) in COORDINATE_WISE and not inner.use_ema
 
 
 def make_update(optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -> Update:
@@ -65,7 +68,7 @@ def make_update(optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -
         update = CompactUpdate(optimizer, parameters, count_trained(mask, len(parameters)), mask)
     else:
         update = DenseUpdate(optimizer, parameters, mask)
-        update.by_first_batch = mask is None or state.by_first_batch
+    update.by_first_batch = mask is None or state.by_first_batch
     if state.decay_scale is not None and update.decay_scale is not None:
         update.decay_scale.assign(state.decay_scale)
     return update

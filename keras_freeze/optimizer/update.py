@@ -104,6 +104,9 @@ class Update:
         """Keep functions that were traced with this update from changing any weight."""
         raise NotImplementedError
 
+    def forget_values(self) -> None:
+        """Forget what was read from `variables`, which have been assigned to."""
+
     def _check_complete(self, masked: Iterable[int], step: Step) -> None:
         missing = set(masked) - {position for _, _, position in step}
         if missing and self.decay_scale is not None:

@@ -31,6 +31,7 @@ from keras_freeze.model_state import (
     outer_optimizer_in_training,
     retrace,
 )
+from keras_freeze.optimizer import first_batch
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
 from keras_freeze.restricted.cost_model import cheapest_block
@@ -100,6 +101,9 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
     if restricted:
         backend.restrict_train_step(model, functools.partial(_kernels_of, weakref.ref(model)))
     return restricted
+
+
+first_batch.followers.append(restrict_where_trained)
 
 
 def restore_gradients(model: keras.Model) -> None:

@@ -1,0 +1,246 @@
+"""What `fit` does once the first batch has decided which weights are trained."""
+
+import keras
+import numpy as np
+import pytest
+from restricted import every_layer, restricted_layers
+
+import keras_freeze as kf
+from keras_freeze.optimizer.compact_update import CompactUpdate
+from keras_freeze.optimizer.first_batch import FirstSteps
+
+BACKEND = keras.backend.backend()
+STEPS, INPUTS, UNITS = 5, 12, 6
+
+INNER = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "plain sgd": lambda: keras.optimizers.SGD(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1, clipnorm=0.5),
+    "accumulated": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+    "schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.InverseTimeDecay(0.1, decay_steps=1, decay_rate=0.5)
+    ),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5, centered=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.1),
+    "adamax": lambda: keras.optimizers.Adamax(0.1),
+    "nadam": lambda: keras.optimizers.Nadam(0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "lion": lambda: keras.optimizers.Lion(0.1),
+    "schedule-free": lambda: keras.optimizers.ScheduleFreeAdamW(0.1),
+}
+some = pytest.mark.cases(None, tensorflow=3, jax=3)
+
+
+def data(seed=0, steps=STEPS):
+    x = np.random.default_rng(seed).normal(size=(steps, INPUTS)).astype("float32")
+    return x, np.zeros((steps, 1), "float32")
+
+
+def linear_model(optimizer, **compile_arguments):
+    """A model whose gradients are its inputs, one example a batch."""
+    layer = keras.layers.Dense(UNITS, name="fc")
+    model = keras.Sequential([keras.Input((INPUTS,)), layer])
+    start = np.random.default_rng(7).normal(size=(INPUTS, UNITS)).astype("float32")
+    layer.kernel.assign(start)
+    model.compile(optimizer, loss=lambda y, outputs: outputs, **compile_arguments)
+    return model, start
+
+
+def fit(model, x, y, **arguments):
+    return model.fit(x, y, batch_size=1, shuffle=False, verbose=0, **arguments)
+
+
+def values(model):
+    return [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+
+
+def trained_by_plain_optimizer(inner, start, trained, x):
+    """The same steps by the inner optimizer alone, with the gradients of trained weights."""
+    kernel, bias = keras.Variable(start, name="kernel"), keras.Variable(np.zeros(UNITS, "float32"))
+    inner.build([kernel, bias])
+    for row in x:
+        by_hand = np.repeat(row[:, None], UNITS, axis=1) / UNITS * trained
+        gradients = [by_hand, np.full(UNITS, 1.0 / UNITS, "float32")]
+        tensors = [keras.ops.convert_to_tensor(g.astype("float32")) for g in gradients]
+        inner.apply(tensors, [kernel, bias])
+        kernel.assign(np.where(trained, keras.ops.convert_to_numpy(kernel), start))
+    return keras.ops.convert_to_numpy(kernel), keras.ops.convert_to_numpy(bias)
+
+
+def state_size(optimizer):
+    return sum(int(np.prod(v.shape)) for v in optimizer.inner_optimizer.variables)
+
+
+@some
+@pytest.mark.parametrize("name", INNER)
+def test_slots_keep_their_values_when_the_update_becomes_compact(name):
+    optimizer = kf.FreezeOptimizer(INNER[name](), freeze_rate=0.8)
+    model, start = linear_model(optimizer)
+    x, y = data()
+    fit(model, x, y)
+    scores = np.abs(np.repeat(x[0][:, None], UNITS, axis=1) * start)
+    trained = scores >= np.sort(scores, axis=None)[-round(0.2 * start.size)]
+    (entry,) = optimizer.mask.entries
+    np.testing.assert_array_equal(entry.trained, trained)
+    kernel, bias = trained_by_plain_optimizer(INNER[name](), start, trained, x)
+    found = values(model)
+    assert (found[0].view("uint32")[~trained] == start.view("uint32")[~trained]).all()
+    assert (found[0][trained] != start[trained]).all()
+    np.testing.assert_allclose(found[0], kernel, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(found[1], bias, rtol=2e-5, atol=2e-6)
+    assert isinstance(optimizer.update, CompactUpdate)
+    dense = INNER[name]()
+    dense.build(model.trainable_variables)
+    assert state_size(optimizer) < sum(int(np.prod(v.shape)) for v in dense.variables) or (
+        name == "plain sgd"
+    )
+
+
+def deep_model(optimizer, **compile_arguments):
+    keras.utils.set_random_seed(0)
+    hidden = [keras.layers.Dense(32, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, **compile_arguments)
+    return model
+
+
+def deep_data(steps=4, batch=32):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(steps * batch, 16)).astype("float32")
+    return x, rng.integers(0, 3, len(x))
+
+
+def test_gradients_are_restricted_from_the_second_step():
+    x, y = deep_data()
+    by_first_batch, frozen = (
+        deep_model(kf.FreezeOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 0.9))
+        for _ in range(2)
+    )
+    with every_layer():
+        by_first_batch.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+        kf.freeze(frozen, x[:32], y[:32])
+    frozen.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+    assert kf.get_mask(by_first_batch) == kf.get_mask(frozen)
+    assert len(restricted_layers(by_first_batch)) == 3
+    for one, other in zip(values(by_first_batch), values(frozen), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
+def test_training_goes_on_alike_however_it_is_divided(frozen_weights):
+    x, y = data(steps=6)
+    results = []
+    for parts in ([6], [1, 5], [3, 1, 2]):
+        l2 = 0.1 if frozen_weights == "decay" else 0.0
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model, _ = linear_model(
+            kf.FreezeOptimizer(inner, 0.8, frozen_weights=frozen_weights, l2=l2)
+        )
+        for end, size in zip(np.cumsum(parts), parts, strict=True):
+            fit(model, x[end - size : end], y[end - size : end])
+        results.append(values(model))
+        assert isinstance(model.optimizer.update, CompactUpdate)
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
+
+
+@pytest.mark.parametrize("saved_after", [1, 3])
+def test_resumed_training_has_the_same_bits(saved_after, tmp_path):
+    x, y = data(steps=6)
+
+    def make():
+        model = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))[0]
+        model.compile(model.optimizer, loss="mean_squared_error")
+        return model
+
+    whole, stopped = make(), make()
+    fit(whole, x, y)
+    fit(stopped, x[:saved_after], y[:saved_after])
+    stopped.save(tmp_path / "model.keras")
+    resumed = keras.models.load_model(tmp_path / "model.keras")
+    fit(resumed, x[saved_after:], y[saved_after:])
+    assert isinstance(resumed.optimizer.update, CompactUpdate)
+    for one, two in zip(values(whole), values(resumed), strict=True):
+        np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
+
+
+def test_train_on_batch_becomes_compact():
+    x, y = data()
+    model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
+    other, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
+    for row in range(STEPS):
+        model.train_on_batch(x[row : row + 1], y[row : row + 1])
+    fit(other, x, y)
+    assert isinstance(model.optimizer.update, CompactUpdate)
+    for one, two in zip(values(model), values(other), strict=True):
+        np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
+
+
+def test_a_batch_that_is_not_finite_decides_nothing_and_the_next_one_does():
+    if BACKEND != "jax":
+        pytest.skip("the other backends raise an error")
+    x, y = data(steps=6)
+    x[0, 3] = np.nan
+    model, start = linear_model(kf.FreezeOptimizer(keras.optimizers.SGD(0.1), 0.8))
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        fit(model, x, y)
+    expected, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.SGD(0.1), 0.8))
+    fit(expected, x[1:], y[1:])
+    assert model.optimizer.mask == expected.optimizer.mask
+    for one, two in zip(values(model), values(expected), strict=True):
+        np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
+    assert not np.array_equal(values(model)[0], start)
+
+
+def test_optimizers_that_mix_entries_stay_dense():
+    model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Lamb(0.1), 0.8))
+    fit(model, *data())
+    assert not isinstance(model.optimizer.update, CompactUpdate)
+    assert not isinstance(model.train_function, FirstSteps)
+
+
+def test_eager_steps_and_loss_scaling_become_compact():
+    inner = kf.FreezeOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 0.8)
+    outer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
+    model, start = linear_model(outer, run_eagerly=True)
+    plain, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 0.8))
+    x, y = data()
+    fit(model, x, y)
+    fit(plain, x, y)
+    assert isinstance(inner.update, CompactUpdate)
+    for one, two in zip(values(model), values(plain), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+    frozen = ~inner.mask.entries[0].trained
+    assert (values(model)[0][frozen] == start[frozen]).all()
+
+
+def test_a_callback_that_makes_the_train_function_again_is_respected():
+    class Retrace(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.make_train_function(force=True)
+
+    x, y = data()
+    model, start = linear_model(kf.FreezeOptimizer(keras.optimizers.SGD(0.1), 0.8))
+    fit(model, x, y, callbacks=[Retrace()])
+    frozen = ~model.optimizer.mask.entries[0].trained
+    assert (values(model)[0][frozen] == start[frozen]).all()
+    assert int(model.optimizer.iterations) == STEPS
+
+
+def test_weights_from_before_the_first_batch_let_the_next_batch_decide():
+    if BACKEND != "torch":
+        pytest.skip("steps of the other backends read whether the mask is decided")
+    model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Lamb(0.1), 0.8))
+    optimizer, (x, y) = model.optimizer, data(steps=2)
+    optimizer.build(model.trainable_variables)
+    before = [keras.ops.convert_to_numpy(v) for v in optimizer.variables]
+    fit(model, x[:1], y[:1])
+    first = optimizer.mask
+    optimizer.set_weights(before)
+    assert optimizer.mask is None
+    fit(model, x[1:], y[1:])
+    assert optimizer.mask not in (None, first)
