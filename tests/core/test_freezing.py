@@ -429,7 +429,7 @@ def dataset_and_labels():
         (lambda: {"x": make_data()[0], "y": make_data()[1], "batch_size": 0}, "batch_size"),
         (lambda: {"x": make_data()[0]}, "targets"),
         (lambda: {"x": make_data()[0].tolist(), "y": make_data()[1].tolist()}, "np.asarray"),
-        (lambda: {"x": np.full((4, 10), "a"), "y": np.zeros(4, int)}, "dtypes|string|arrays of numbers"),
+        (lambda: {"x": np.full((4, 10), "a"), "y": np.zeros(4, int)}, "dtypes|string|of numbers"),
         (lambda: {**dict(zip("xy", make_data(), strict=True)), "loss": ["mse"]}, "one loss"),
     ],
 )
