@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from keras_freeze import _keras_private
+from keras_freeze._utils.overrides import override, remove_overrides
 from keras_freeze.backend._jax_gradients import *  # noqa: F403
 from keras_freeze.backend._jax_gradients import Constant, PartlyTrained
 
@@ -301,6 +302,28 @@ def is_tracer(value: Any) -> bool:
 def uncompiled_steps() -> contextlib.AbstractContextManager[Any]:
     """Return a scope in which nothing is compiled, so that no tracer occurs; much slower."""
     return jax.disable_jit()
+
+
+@contextlib.contextmanager
+def slots_of_zeros(optimizer: Any) -> Iterator[None]:
+    """Return a scope in which an optimizer is built without compiling how to make zeros.
+
+    JAX compiles that for each size, which takes longer, and more than a megabyte of memory.
+    """
+    create = optimizer.add_variable_from_reference
+
+    def zeros(shape: Sequence[int], dtype: Any) -> Any:
+        return jax.device_put(np.zeros(shape, dtype))  # `jnp.asarray` would compile a copy
+
+    def add(reference_variable: Any, name: Any = None, initializer: Any = "zeros") -> Any:
+        chosen = zeros if initializer == "zeros" else initializer
+        return create(reference_variable, name=name, initializer=chosen)
+
+    override(optimizer, "add_variable_from_reference", add)
+    try:
+        yield
+    finally:
+        remove_overrides(optimizer)
 
 
 def attach_state(model: keras.Model, arguments: Sequence[Any]) -> None:

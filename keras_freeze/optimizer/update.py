@@ -117,7 +117,10 @@ class Update:
             )
 
     def _build_inner(self, variables: list[Any]) -> None:
-        self.inner.build(variables if self.decay_scale is None else [*variables, self.decay_scale])
+        if self.decay_scale is not None:
+            variables = [*variables, self.decay_scale]
+        with backend.slots_of_zeros(self.inner):
+            self.inner.build(variables)
         # Keras initializes moving averages in the first step, which an optimizer that is built
         # again has behind it: it would average in zeros.
         for optimizer in averaging_optimizers(self.inner):
