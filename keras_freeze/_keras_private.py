@@ -7,7 +7,8 @@ them, this is the only file to change.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -150,16 +151,31 @@ def object_sharing_scope() -> contextlib.AbstractContextManager[None]:
     return ObjectSharingScope()
 
 
-def take_state(model: Any) -> tuple[list[Any], ...]:
-    """Take the values out of a model's variables, as `fit` does on JAX.
+def state_of(model: Any, is_taken: bool) -> tuple[list[Any], ...]:
+    """Return the values of a model's variables, for JAX; take them out as `fit` does, if asked.
 
-    `JAXTrainer._get_jax_state`; `JAXTrainer._jax_state`, which is what an error puts back.
+    `JAXTrainer._get_jax_state`; `JAXTrainer._jax_state`, which `fit` puts back after an error.
     """
     names = ("trainable", "non_trainable", "optimizer", "metrics")
     parts = {f"{name}_variables": True for name in names}
-    state: tuple[list[Any], ...] = model._get_jax_state(**parts, purge_model_variables=True)
-    model._jax_state = dict(zip(parts, state, strict=True))
+    state: tuple[list[Any], ...] = model._get_jax_state(**parts, purge_model_variables=is_taken)
+    if is_taken:
+        model._jax_state = dict(zip(parts, state, strict=True))
     return state
+
+
+def model_being_traced() -> Any:
+    """Return the model whose train function TensorFlow traces; None if it traces something else.
+
+    The name `one_step_on_data` of the function in `TensorFlowTrainer._make_function`.
+    """
+    import tensorflow as tf
+
+    name = "one_step_on_data"
+    frame = sys._getframe(1) if tf.compat.v1.get_default_graph().name == name else None
+    while frame is not None and frame.f_code.co_name != name:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
 
 
 # Variables and global state
@@ -247,6 +263,24 @@ def iterations_variable(optimizer: Any) -> Any:
     `Optimizer.iterations` is a quotient of it where gradients are accumulated.
     """
     return optimizer._iterations
+
+
+def keep_counters(optimizer: Any, attributes: Mapping[str, Any]) -> None:
+    """Let the variables of iterations and learning rate among some attributes be an optimizer's.
+
+    `Optimizer._iterations`, `Optimizer._learning_rate`, `Optimizer._tracker`.
+    """
+    for name in ("_iterations", "_learning_rate"):
+        variable, new = attributes[name], vars(optimizer)[name]
+        if not isinstance(variable, keras.Variable) or not isinstance(new, keras.Variable):
+            continue
+        if keras.backend.backend() == "tensorflow":  # which saves no list that has been changed
+            vars(variable).update(vars(new))
+            continue
+        (_, known), ids = optimizer._tracker.config["variables"], optimizer._tracker.stored_ids
+        known[[id(v) for v in known].index(id(new))] = variable
+        ids["variables"].symmetric_difference_update((id(new), id(variable)))
+        vars(optimizer)[name] = variable
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ from keras_freeze.model_state import (
     get_mask,
     is_built,
     remember_loop_optimizer,
-    retrace,
 )
+from keras_freeze.optimizer.first_batch import make_train_function_again
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.inner_optimizer import is_one_of_several, walk
 from keras_freeze.parameters import classify
@@ -135,7 +135,7 @@ def freeze(
         if optimizer is not None:
             remember_loop_optimizer(model, optimizer)
         restrict_where_trained(model)
-        retrace(model)
+        make_train_function_again(model)
     if whole is None:
         whole = get_mask(model)
     return masks[0].mask if whole is None else whole

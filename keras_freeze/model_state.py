@@ -243,9 +243,3 @@ def build_model(model: keras.Model, batches: Batches | None) -> None:
         data_errors(0),
     ):
         model(x)
-
-
-def retrace(model: keras.Model) -> None:
-    """Replace a train function that was traced for another mask, also while `fit` runs."""
-    if getattr(model, "train_function", None) is not None:
-        model.make_train_function(force=True)

@@ -20,7 +20,8 @@ from keras_freeze.initializers.of_layers import (
     starts_of,
 )
 from keras_freeze.initializers.portable import VarianceScaling, portable_version
-from keras_freeze.model_state import ModelOptimizers, check_model, retrace
+from keras_freeze.model_state import ModelOptimizers, check_model
+from keras_freeze.optimizer.first_batch import make_train_function_again
 from keras_freeze.parameters import WEIGHT, classify, kind_of, path_of, shorten
 from keras_freeze.restricted.layers import is_restricted, restrict_where_trained
 
@@ -94,7 +95,7 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
     if was_restricted:
         restrict_where_trained(model)
     if optimizers.all:
-        retrace(model)
+        make_train_function_again(model)
 
 
 def _chosen(initializer: Any, seed: int, stream: int) -> Any:

@@ -49,6 +49,11 @@ def is_traced() -> bool:
     return False
 
 
+def model_being_traced() -> Any:
+    """Return None: no graph is built."""
+    return None
+
+
 def trace_markers(generation: int) -> list[Any]:
     """Return an empty list: no function has to be traced again because of a shape."""
     return []
@@ -87,12 +92,19 @@ def restrict_train_step(
     """Do nothing: layers alone decide what is differentiated."""
 
 
-def attach_state(model: keras.Model, arguments: Sequence[Any]) -> None:
-    """Do nothing: variables have their values while a model is trained."""
+def between_steps(
+    model: keras.Model, arguments: Sequence[Any], function: Callable[[], None]
+) -> Sequence[Any]:
+    """Call `function`, which may change a model and its optimizer, between two steps of `fit`.
 
+    Args:
+        model: the model.
+        arguments: what Keras hands to the train function.
 
-def detach_state(model: keras.Model, arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of a train function as they are."""
+    Returns:
+        The arguments for the next step.
+    """
+    function()
     return arguments
 
 

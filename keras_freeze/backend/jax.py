@@ -326,23 +326,31 @@ def slots_of_zeros(optimizer: Any) -> Iterator[None]:
         remove_overrides(optimizer)
 
 
-def attach_state(model: keras.Model, arguments: Sequence[Any]) -> None:
-    """Give a model's variables the values that Keras hands to its train function."""
-    state, _ = arguments
-    lists = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
-    for variables, values in zip(lists, state, strict=True):
-        _assign(variables, values)
+def between_steps(
+    model: keras.Model, arguments: Sequence[Any], function: Callable[[], None]
+) -> Sequence[Any]:
+    """Call `function`, which may change a model and its optimizer, between two steps of `fit`.
 
+    Args:
+        model: the model.
+        arguments: the state that Keras has taken out of the model's variables, and the data.
 
-def detach_state(model: keras.Model, arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of a train function, with the values that variables have now."""
-    _, iterator = arguments
-    return _keras_private.take_state(model), iterator
+    Returns:
+        The arguments for the next step.
+    """
+    state, data = arguments
+    is_taken = _keras_private.stored_value(model.optimizer.variables[0]) is None
+    if is_taken:  # not so in `train_on_batch`
+        parts = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+        for variables, values in zip(parts, state, strict=True):
+            _assign(variables, values)
+    function()
+    return _keras_private.state_of(model, is_taken), data
 
 
 def run_train_step(model: keras.Model, data: Any, recorder: Any) -> None:

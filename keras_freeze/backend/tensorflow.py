@@ -149,6 +149,11 @@ def is_traced() -> bool:
     return not tf.executing_eagerly()
 
 
+def model_being_traced() -> Any:
+    """Return the model whose train function is traced; None if something else is."""
+    return _keras_private.model_being_traced()
+
+
 def untrack_built_variables(optimizer: Any) -> None:
     """Keep the variables that an optimizer was built with out of TensorFlow's checkpoints."""
     _keras_private.untrack_built_variables(optimizer)

@@ -1,8 +1,8 @@
 """From the step that decides the mask to steps that know it, within one call of `fit`.
 
 With the first-batch strategy a training step is traced before anybody knows which weights are
-trained. `FirstSteps` stands for the model's train function until a batch has decided. The optimizer
-then goes on with the compact update, in which its slots keep their values at trained entries.
+trained. `TrainFunction` stands for the model's train function until a batch has decided. The
+optimizer then goes on with the compact update, in which slots keep their values at trained entries.
 """
 
 import weakref
@@ -14,68 +14,119 @@ import keras
 
 from keras_freeze import backend
 from keras_freeze._utils.threads import exclusive
-from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.optimizer.compact_update import count_trained
+from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.inner_optimizer import is_one_of_several, slots_of, walk
 from keras_freeze.optimizer.state import Phase
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 
-followers: list[Callable[[keras.Model], Any]] = []
-"""Called with a model whose optimizer has changed to the compact update."""
+followers: list[Callable[[keras.Model], bool]] = []
+"""Called with a model that `fit` is about to train with a mask; they return whether they have
+changed how its training step is computed."""
 
 
-def continue_compactly_after(model: keras.Model, optimizer: "MaskedOptimizer") -> None:
-    """Let `fit` of a model go on with the compact update once a batch has decided the mask."""
+def prepare_for_mask(model: keras.Model, optimizer: "MaskedOptimizer") -> None:
+    """Let `fit` of a model do what its optimizer's mask allows, as soon as there is one."""
     outer = getattr(model, "optimizer", None)
     is_only = optimizer in walk(outer) and not is_one_of_several(optimizer, outer)
-    if is_only and optimizer.can_become_compact:
-        model.train_function = FirstSteps(model, optimizer)
+    is_compact = isinstance(optimizer.update, CompactUpdate)
+    if is_only and (is_compact or optimizer.can_become_compact):
+        function = TrainFunction(model, optimizer)
+        if optimizer.has_refused_functions:
+            function.forget()
+        model.train_function = function
 
 
-class FirstSteps:
-    """The train function of a model whose first batch decides which weights are trained."""
+def make_train_function_again(model: keras.Model) -> None:
+    """Replace a train function that was traced for another mask, also while `fit` runs."""
+    function: Any = model.train_function
+    if isinstance(function, TrainFunction):
+        function.forget()
+    elif function is not None:
+        _new_train_function(model)
+
+
+def gradients_are_chosen(model: keras.Model, for_good: bool = False) -> None:
+    """Tell that the `followers` need not be called for the mask that a model has now.
+
+    With `for_good`, they need not be called for that of the first batch either.
+    """
+    function: Any = model.train_function
+    if isinstance(function, TrainFunction) and (for_good or not function.waits_for_first_batch):
+        function.has_followers = False
+
+
+class TrainFunction:
+    """The train function of a model until its optimizer has a mask and the step makes use of it.
+
+    Attributes:
+        has_followers: whether the `followers` are called for the mask.
+    """
 
     def __init__(self, model: keras.Model, optimizer: "MaskedOptimizer") -> None:
         self._model = weakref.ref(model)  # which holds this object
         self._optimizer = optimizer
+        self._is_settled = False
+        self.has_followers = True
         before: Any = model.train_function
-        self._function: Any = before._function if isinstance(before, FirstSteps) else before
+        self._function: Any = before._function if isinstance(before, TrainFunction) else before
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the model's train function, with what Keras gives it."""
-        model, optimizer = self._model(), self._optimizer
-        assert model is not None
+        model = self._model()
+        if model is not None and not self._is_settled:
+            following = backend.between_steps(model, arguments, lambda: self._prepare(model))
+            return self._function(*following)
+        return self._function(*arguments)
+
+    @property
+    def waits_for_first_batch(self) -> bool:
+        """Whether the optimizer is going to change to the compact update."""
+        return not self._is_settled and self._optimizer.can_become_compact
+
+    def forget(self) -> None:
+        """Let the model make its train function again before the next step."""
+        self._function = None
+
+    def _prepare(self, model: keras.Model) -> None:
+        """Get ready for the next step, and make use of the mask if there is one."""
+        # Someone may have set a function around this one, which stays.
+        around: Any = model.train_function
+        if self._optimizer.phase is Phase.DECIDED:
+            if continue_compactly(self._optimizer):
+                self.forget()
+            changes = [follow(model) for follow in followers] if self.has_followers else []
+            if any(changes):
+                self.forget()
+            self._is_settled = True
         if self._function is None:
             self._function = _new_train_function(model)
-            model.train_function = self
-        function = self._function
-        backend.attach_state(model, arguments)
-        if optimizer.phase is not Phase.UNDECIDED:
-            continue_compactly(optimizer)
-            function = _new_train_function(model)
-        return function(*backend.detach_state(model, arguments))
+        is_done = self._is_settled and around is self
+        model.train_function = self._function if is_done else around
 
 
-def _new_train_function(model: keras.Model) -> Callable[..., Any]:
-    model.make_train_function(force=True)
-    function: Callable[..., Any] = model.train_function
-    return function
+def _new_train_function(model: keras.Model) -> Any:
+    model.train_function = None  # not `force=True`, which a method of the user's may not know
+    model.make_train_function()
+    return model.train_function
 
 
-def continue_compactly(optimizer: "MaskedOptimizer") -> None:
+def continue_compactly(optimizer: "MaskedOptimizer") -> bool:
     """Change to the compact update if the first batch has decided the mask.
 
     The mask stays, and so do the slots of what is trained.
+
+    Returns:
+        Whether the update has changed.
     """
     if optimizer.phase is not Phase.DECIDED or not optimizer.can_become_compact:
-        return
+        return False
     with exclusive(optimizer):
         inner, state = optimizer.inner_optimizer, optimizer.state
         assert state.mask is not None
-        kept = _trained_part(slots_of(inner) or {}, state.mask, len(optimizer.parameters))
+        kept = _trained_part(slots_of(inner) or {}, state.mask)
         optimizer.rebuild(replace(state, compact=True), optimizer.built_variables)
         new = slots_of(inner) or {}
         for name, values in kept.items():
@@ -85,15 +136,13 @@ def continue_compactly(optimizer: "MaskedOptimizer") -> None:
             for slot, value in zip(new[name], values, strict=True):
                 if slot is not None:
                     slot.assign(value)
-    model = frozen_variables.model_of(optimizer)
-    for follow in followers if model is not None else ():
-        follow(model)
+    return True
 
 
-def _trained_part(slots: dict[str, Any], mask: FreezeMask, num_variables: int) -> dict[str, Any]:
+def _trained_part(slots: dict[str, Any], mask: FreezeMask) -> dict[str, Any]:
     """Return the values of slots that the compact update has: those of trained entries."""
     trained = {e.position: e.trained for e in mask.entries if not e.trained.all()}
-    counts = count_trained(mask, num_variables)
+    without_any = {position for position, entries in trained.items() if not entries.any()}
 
     def part(slot: Any, position: int | None = None) -> Any:
         if slot is None:
@@ -103,7 +152,7 @@ def _trained_part(slots: dict[str, Any], mask: FreezeMask, num_variables: int) -
         return backend.read(slot)
 
     return {
-        name: [part(v, i) for i, v in enumerate(value) if counts[i : i + 1] != [0]]
+        name: [part(v, i) for i, v in enumerate(value) if i not in without_any]
         if isinstance(value, list)
         else part(value)
         for name, value in slots.items()

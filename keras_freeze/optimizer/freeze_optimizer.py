@@ -20,7 +20,7 @@ from keras_freeze.optimizer.arguments import (
     warn_of_constraints,
 )
 from keras_freeze.optimizer.compact_update import CompactUpdate
-from keras_freeze.optimizer.first_batch import continue_compactly, continue_compactly_after
+from keras_freeze.optimizer.first_batch import continue_compactly, prepare_for_mask
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 from keras_freeze.optimizer.state import BuildPlan, Phase, State
 from keras_freeze.optimizer.strategy import make_update
@@ -162,7 +162,7 @@ class FreezeOptimizer(MaskedOptimizer):
                 warn_of_constraints(parameters, self.frozen_weights, self.mask)
         model = frozen_variables.model_of(self)
         if model is not None:
-            continue_compactly_after(model, self)
+            prepare_for_mask(model, self)
 
     def _inherit_state(self, parameters: Sequence[Parameter]) -> None:
         """Plan to build with the mask of variables that are frozen already, if some are."""

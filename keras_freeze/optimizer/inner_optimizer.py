@@ -1,5 +1,6 @@
 """The optimizers inside an optimizer: how to find them, and how to reset them."""
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -51,12 +52,18 @@ def fresh_copies(inner: Any) -> list[tuple[Any, Any]]:
 def reset_to(inner: Any, copies: list[tuple[Any, Any]]) -> None:
     """Unbuild an optimizer and give it the state of its `fresh_copies`.
 
-    The objects stay the same. It is not enough to take the variables out of them: TensorFlow would
-    then refuse to export their model.
+    The objects stay the same, and so do the variables of the iterations and the learning rate,
+    which callbacks may hold, and functions that someone has set in place of methods. It is not
+    enough to take the other variables out: TensorFlow would then refuse to export their model.
     """
     for old, fresh in copies:
+        before = dict(vars(old))
         vars(old).clear()
         vars(old).update(vars(fresh))
+        _keras_private.keep_counters(old, before)
+        for name, value in before.items():
+            if inspect.isroutine(value) and name not in vars(old):
+                vars(old)[name] = value
     unbuild(inner)
 
 

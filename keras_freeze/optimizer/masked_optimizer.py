@@ -20,6 +20,7 @@ from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
+from keras_freeze.optimizer.first_batch import continue_compactly
 from keras_freeze.optimizer.inner_optimizer import (
     fresh_copies,
     reset_to,
@@ -98,10 +99,15 @@ class MaskedOptimizer(DelegatingOptimizer):
 
     @property
     def can_become_compact(self) -> bool:
-        """Whether the update is dense for no other reason than that the first batch decides."""
+        """Whether the update is dense for no other reason than that the first batch decides.
+
+        Functions that were traced for it must be such that Keras makes them again.
+        """
         is_waiting = isinstance(self.update, DenseUpdate) and self.update.by_first_batch
-        inner = self.inner_optimizer
-        return is_waiting and is_coordinate_wise(inner) and slots_of(inner) is not None
+        if not is_waiting or not is_coordinate_wise(self.inner_optimizer):
+            return False
+        has_functions = self._traces.has_others or len(self._traces.models) > 1
+        return not has_functions and slots_of(self.inner_optimizer) is not None
 
     @property
     def variables(self) -> list[Any]:
@@ -189,6 +195,11 @@ class MaskedOptimizer(DelegatingOptimizer):
             frozen_variables.zero_frozen_entries(variables[entry.position], entry.trained)
         if isinstance(self.update, DenseUpdate):
             self.update.copy_frozen_entries_to_averages()
+
+    @property
+    def has_refused_functions(self) -> bool:
+        """Whether there has been another mask for which functions may have been traced."""
+        return self._traces.generation > 0
 
     def refuse_traced_functions(self) -> None:
         """Let functions fail that were traced for the mask until now."""
@@ -293,33 +304,56 @@ class MaskedOptimizer(DelegatingOptimizer):
         """Set `variables`, those of the inner optimizer included.
 
         Args:
-            weights: one array for each of `variables`.
+            weights: one array for each of `variables`; where the first batch has decided the mask,
+                also for each of those that there were before.
 
         Raises:
             ValueError: if the optimizer is not built, or numbers or shapes differ.
         """
-        variables = self.variables
         if not self.built:
             raise ValueError("`set_weights` needs an optimizer that is built.")
-        if len(weights) != len(variables):
-            raise ValueError(
-                f"Argument `weights` must have {len(variables)} arrays. Received: {len(weights)}."
-            )
-        # Markers hold no values, and have another shape for each mask.
-        settable = list(zip(variables, weights, strict=True))[len(self._traces.markers) :]
-        for variable, weight in settable:
-            if tuple(variable.shape) != tuple(np.shape(weight)):
-                raise ValueError(
-                    f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
-                    f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
-                )
+        problem = self._problem_with(weights)
+        if problem and isinstance(self.update, CompactUpdate) and self.update.by_first_batch:
+            problem = self._go_back_to_first_batch(weights) and problem
+        if problem:
+            raise ValueError(problem)
         before = self.mask
         frozen_variables.keep_current_masks(self)
-        for variable, weight in settable:
+        for variable, weight in self._settable(weights):
             variable.assign(weight)
         if self.update is not None:
             self.update.forget_values()
         self._propagate_mask(before)
+
+    def _settable(self, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
+        # Markers hold no values, and have another shape for each mask.
+        return list(zip(self.variables, weights, strict=True))[len(self._traces.markers) :]
+
+    def _problem_with(self, weights: Sequence[Any]) -> str:
+        """Return what is wrong with arrays for `variables`; nothing if they fit."""
+        if len(weights) != len(self.variables):
+            return (
+                f"Argument `weights` must have {len(self.variables)} arrays. "
+                f"Received: {len(weights)}."
+            )
+        for variable, weight in self._settable(weights):
+            if tuple(variable.shape) != tuple(np.shape(weight)):
+                return (
+                    f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
+                    f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
+                )
+        return ""
+
+    def _go_back_to_first_batch(self, weights: Sequence[Any]) -> str:
+        """Use the update of the first batch again, unless it does not fit arrays either."""
+        state, values = self.state, [backend.to_numpy(v) for v in self.variables]
+        self.rebuild(State(None, compact=False), self.built_variables)
+        problem = self._problem_with(weights)
+        if problem:
+            self.rebuild(state, self.built_variables)
+            for variable, value in self._settable(values):
+                variable.assign(value)
+        return problem
 
     def save_own_variables(self, store: Any) -> None:
         """Write the mask; Keras saves the inner optimizer beside it."""
@@ -352,6 +386,9 @@ class MaskedOptimizer(DelegatingOptimizer):
     # Hooks of TensorFlow, which saves the variables by itself, except those of the mask.
 
     def _trackable_children(self, save_type: str = "checkpoint", **arguments: Any) -> Any:
+        if save_type == "checkpoint" and not backend.is_traced():
+            # A checkpoint from right after the first batch then fits the steps after it.
+            continue_compactly(self)
         children = super()._trackable_children(save_type, **arguments)
         if save_type == "checkpoint":
             return children

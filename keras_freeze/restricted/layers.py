@@ -24,12 +24,12 @@ from keras import ops
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.overrides import is_override, override, remove_overrides
 from keras_freeze._utils.validation import check_instance
+from keras_freeze.gradients.train_step import has_own_train_step
 from keras_freeze.model_state import (
     ModelOptimizers,
     check_model,
     optimizer_in_training,
     outer_optimizer_in_training,
-    retrace,
 )
 from keras_freeze.optimizer import first_batch
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -69,7 +69,7 @@ def restrict_gradients(model: keras.Model) -> list[str]:
     check_model(model)
     ModelOptimizers(model).required()
     names = restrict_where_trained(model)
-    retrace(model)
+    first_batch.make_train_function_again(model)
     return names
 
 
@@ -82,6 +82,7 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
     """
     optimizer = optimizer_in_training(model)
     _restore(model, optimizer)
+    first_batch.gradients_are_chosen(model)
     update = None if optimizer is None else optimizer.compact_update
     if update is None:
         return []
@@ -103,7 +104,15 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
     return restricted
 
 
-first_batch.followers.append(restrict_where_trained)
+def _restrict_in_fit(model: keras.Model) -> bool:
+    """Restrict gradients of a model that `fit` trains, and return whether there are any.
+
+    Not those that a `train_step` of the user's may look at.
+    """
+    return not has_own_train_step(model) and bool(restrict_where_trained(model))
+
+
+first_batch.followers.append(_restrict_in_fit)
 
 
 def restore_gradients(model: keras.Model) -> None:
@@ -126,7 +135,8 @@ def restore_gradients(model: keras.Model) -> None:
     """
     check_model(model)
     _restore(model, optimizer_in_training(model))
-    retrace(model)
+    first_batch.gradients_are_chosen(model, for_good=True)
+    first_batch.make_train_function_again(model)
 
 
 def _restore(model: keras.Model, optimizer: FreezeOptimizer | None) -> None:

@@ -7,7 +7,7 @@ from restricted import every_layer, restricted_layers
 
 import keras_freeze as kf
 from keras_freeze.optimizer.compact_update import CompactUpdate
-from keras_freeze.optimizer.first_batch import FirstSteps
+from keras_freeze.optimizer.first_batch import TrainFunction
 
 BACKEND = keras.backend.backend()
 STEPS, INPUTS, UNITS = 5, 12, 6
@@ -200,7 +200,7 @@ def test_optimizers_that_mix_entries_stay_dense():
     model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Lamb(0.1), 0.8))
     fit(model, *data())
     assert not isinstance(model.optimizer.update, CompactUpdate)
-    assert not isinstance(model.train_function, FirstSteps)
+    assert not isinstance(model.train_function, TrainFunction)
 
 
 def test_eager_steps_and_loss_scaling_become_compact():
