@@ -164,6 +164,11 @@ def state_of(model: Any, is_taken: bool) -> tuple[list[Any], ...]:
     return state
 
 
+def is_train_function(function: Any) -> bool:
+    """Return whether Keras has made a train function: it is defined in `keras.src`."""
+    return str(getattr(function, "__globals__", {}).get("__name__")).startswith("keras.src.")
+
+
 def model_being_traced() -> Any:
     """Return the model whose train function TensorFlow traces; None if it traces something else.
 

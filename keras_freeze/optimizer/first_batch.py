@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze._utils.threads import exclusive
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.compact_update import CompactUpdate
@@ -32,6 +32,10 @@ def prepare_for_mask(model: keras.Model, optimizer: "MaskedOptimizer") -> None:
     outer = getattr(model, "optimizer", None)
     is_only = optimizer in walk(outer) and not is_one_of_several(optimizer, outer)
     is_compact = isinstance(optimizer.update, CompactUpdate)
+    function: Any = model.train_function
+    is_ours = isinstance(function, TrainFunction)
+    if function is not None and not is_ours and not _keras_private.is_train_function(function):
+        return  # someone has wrapped another around it, which could not be made again
     if is_only and (is_compact or optimizer.can_become_compact):
         function = TrainFunction(model, optimizer)
         if optimizer.has_refused_functions:

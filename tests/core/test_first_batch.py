@@ -244,3 +244,175 @@ def test_weights_from_before_the_first_batch_let_the_next_batch_decide():
     assert optimizer.mask is None
     fit(model, x[1:], y[1:])
     assert optimizer.mask not in (None, first)
+
+
+def test_a_failed_train_on_batch_leaves_the_model_as_it_was():
+    x, y = data()
+    model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
+    model.train_on_batch(x[:1], y[:1])
+    before = values(model)
+    with pytest.raises(Exception, match=r"shape|multipl|incompatible"):
+        model.train_on_batch(x[:1, :3], y[:1])
+    for one, two in zip(before, values(model), strict=True):
+        np.testing.assert_array_equal(one, two)
+    model.train_on_batch(x[1:2], y[1:2])
+    expected, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
+    fit(expected, x[:2], y[:2])
+    for one, two in zip(values(expected), values(model), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("what", ["own make_train_function", "wrapped train_function"])
+def test_train_functions_of_the_user_are_used(what):
+    calls = []
+
+    class Own(keras.Sequential):
+        def make_train_function(self):
+            calls.append("made")
+            super().make_train_function()
+
+    class Wrap(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            function = self.model.train_function
+            self.model.train_function = lambda *a: (calls.append("step"), function(*a))[1]
+
+    x, y = data()
+    model, start = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
+    if what == "own make_train_function":
+        model = Own(model.layers)
+        model.compile(
+            kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8), loss=lambda y, outputs: outputs
+        )
+        fit(model, x, y)
+        assert 1 <= calls.count("made") <= 3
+    else:
+        fit(model, x, y, callbacks=[Wrap()])
+        assert calls == ["step"] * STEPS
+    frozen = ~model.optimizer.mask.entries[0].trained
+    assert (values(model)[0][frozen] == start[frozen]).all()
+
+
+def test_a_learning_rate_that_a_callback_holds_stays_the_optimizers():
+    if BACKEND == "jax":
+        pytest.skip("assigning variables during `fit` has no effect on JAX")
+
+    class Halve(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.rate, self.count = self.model.optimizer.learning_rate, []
+            self.iterations = self.model.optimizer.iterations
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.rate.assign(0.1 * 0.5 ** (batch + 1))
+            self.count.append(int(self.iterations))
+
+    x, y = data()
+    halve = Halve()
+    model, start = linear_model(kf.FreezeOptimizer(keras.optimizers.SGD(0.1), 0.8))
+    fit(model, x, y, callbacks=[halve])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1 * 0.5**STEPS)
+    assert halve.count == list(range(1, STEPS + 1))
+    trained = model.optimizer.mask.entries[0].trained
+    by_hand = start.astype("float64")
+    for step, row in enumerate(x):
+        by_hand -= 0.1 * 0.5**step * np.repeat(row[:, None], UNITS, axis=1) / UNITS
+    np.testing.assert_allclose(values(model)[0][trained], by_hand[trained], rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_in_place_of_apply_stays():
+    inner, calls = keras.optimizers.SGD(0.1), []
+    original = inner.apply
+    inner.apply = lambda *arguments: (calls.append(1), original(*arguments))[1]
+    model, _ = linear_model(kf.FreezeOptimizer(inner, 0.8), run_eagerly=True)
+    fit(model, *data())
+    assert len(calls) >= STEPS
+
+
+def test_optimizer_weights_from_before_the_first_batch_can_be_set():
+    x, y = data()
+    model, start = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
+    model.optimizer.build(model.trainable_variables)
+    weights = model.get_weights()
+    before = [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+    fit(model, x, y)
+    first, after = values(model), [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+    with pytest.raises(ValueError, match="weights"):
+        model.optimizer.set_weights(after[:-1])
+    for variable, value in zip(model.optimizer.variables, after, strict=True):
+        if value.size:  # what tells JAX to trace again has none
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
+    model.optimizer.set_weights(before)
+    model.set_weights(weights)
+    assert model.optimizer.mask is None
+    fit(model, x, y)
+    for one, two in zip(first, values(model), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert isinstance(model.optimizer.update, CompactUpdate)
+    assert (values(model)[0] == start).any()
+
+
+def test_a_train_step_of_the_users_keeps_ordinary_gradients():
+    class Own(keras.Sequential):
+        def train_step(self, *arguments):
+            return super().train_step(*arguments)
+
+    x, y = deep_data()
+    model = Own(deep_model("sgd").layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(kf.FreezeOptimizer(keras.optimizers.SGD(0.1), 0.9), loss=loss)
+    with every_layer():
+        model.fit(x, y, batch_size=32, verbose=0)
+    assert isinstance(model.optimizer.update, CompactUpdate)
+    assert restricted_layers(model) == []
+
+
+def test_a_loaded_model_restricts_gradients_in_fit_unless_they_are_restored(tmp_path):
+    x, y = deep_data()
+    model = deep_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.9))
+    kf.freeze(model, x[:32], y[:32])
+    model.save(tmp_path / "model.keras")
+    for restores in (False, True):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        if restores:
+            kf.restore_gradients(loaded)
+        with every_layer():
+            loaded.fit(x, y, batch_size=32, verbose=0)
+        assert len(restricted_layers(loaded)) == (0 if restores else 3)
+
+
+@pytest.mark.parametrize("saved_after", [1, 2])
+@pytest.mark.parametrize("kind", ["model.keras", "model.freeze"])
+def test_resumed_training_with_restricted_gradients_has_the_same_bits(saved_after, kind, tmp_path):
+    x, y = deep_data()
+    rows = 32 * saved_after
+
+    def train(model, x, y):
+        model.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+
+    with every_layer():
+        whole, stopped = (
+            deep_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.9)) for _ in range(2)
+        )
+        train(whole, x, y)
+        train(stopped, x[:rows], y[:rows])
+        if kind == "model.keras":
+            stopped.save(tmp_path / kind)
+            resumed = keras.models.load_model(tmp_path / kind)
+        else:
+            kf.save(stopped, tmp_path / kind, include_optimizer=True)
+            resumed = kf.load(tmp_path / kind)
+        train(resumed, x[rows:], y[rows:])
+    assert len(restricted_layers(resumed)) == 3
+    for one, two in zip(values(whole), values(resumed), strict=True):
+        np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
+
+
+def test_a_kernel_without_entries_is_no_obstacle():
+    if BACKEND == "tensorflow":
+        pytest.skip("TensorFlow cannot multiply such a kernel")
+    inputs = keras.Input((INPUTS,))
+    nothing = keras.layers.Lambda(lambda t: t[:, :0], output_shape=(0,))(inputs)
+    outputs = [keras.layers.Dense(4)(inputs), keras.layers.Dense(4)(nothing)]
+    model = keras.Model(inputs, keras.layers.Add()(outputs))
+    model.compile(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8), loss="mse")
+    fit(model, *data())
+    assert isinstance(model.optimizer.update, CompactUpdate)
