@@ -10,7 +10,11 @@ backend; what is `slow_on("jax")` is slow on that backend alone.
 """
 
 import collections
+import contextlib
+import ctypes
+import gc
 import os
+import resource
 from pathlib import Path
 
 import hypothesis
@@ -30,7 +34,9 @@ patient = {
     ],
 }
 hypothesis.settings.register_profile("few", max_examples=25, **patient)
-hypothesis.settings.register_profile("many", max_examples=500, **patient)
+# TensorFlow traces and JAX compiles for most examples.
+MANY = {"torch": 500, "tensorflow": 100, "jax": 50}
+hypothesis.settings.register_profile("many", max_examples=MANY[BACKEND], **patient)
 hypothesis.settings.load_profile("few")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -77,6 +83,20 @@ def values_of_case(item):
     """The numbers of a case's parameters; none for a test without."""
     callspec = getattr(item, "callspec", None)
     return tuple(sorted(callspec.indices.items())) if callspec else ()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_given_back():
+    """Frees what JAX has compiled, of which a process would otherwise hold many gigabytes."""
+    yield
+    if BACKEND != "jax" or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 * 2**20:
+        return
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # of the GNU C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

@@ -94,10 +94,24 @@ def source_of(layer: Any, attribute: str) -> Source | None:
         config["seed"] = _drawn_seed(initializer)
         if config["seed"] is None:
             return None
-    described = keras.initializers.serialize(type(initializer).from_config(config))
+    described = _described(type(initializer).from_config(config))
     if isinstance(initializer, keras.initializers.Identity):  # whose config leaves its gain out
         described["config"] = {"gain": initializer.gain}
     return Source(INITIALIZER, config=described)
+
+
+def _described(initializer: Any) -> dict[str, Any]:
+    """Return what `keras.initializers.serialize` does.
+
+    That imports TensorFlow wherever it is installed, which takes seconds and half a gigabyte.
+    """
+    config, kind = initializer.get_config(), type(initializer)
+    simple = (bool, int, float, str, type(None))
+    if kind is not ConstantSigma and all(isinstance(value, simple) for value in config.values()):
+        described = {"module": "keras.initializers", "class_name": kind.__name__}
+        return {**described, "config": config, "registered_name": None}
+    serialized: dict[str, Any] = keras.initializers.serialize(initializer)
+    return serialized
 
 
 def initializer_of(source: Source) -> keras.initializers.Initializer:
@@ -241,6 +255,7 @@ def _start(parameter: Parameter, source: Source | None) -> Start | None:
     except ValueError:
         return None
     start = start_of(source, as_bits(drawn), versions())
+    del drawn  # before the variable's values are copied
     return start if start.checksum == _checksum_of(variable) else None
 
 

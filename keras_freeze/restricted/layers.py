@@ -41,8 +41,9 @@ from keras_freeze.restricted.operations import Convolution, MatrixProduct, as_ma
 def restrict_gradients(model: keras.Model) -> list[str]:
     """Compute weight gradients only where weights are trained, in layers where that is faster.
 
-    `freeze` and `keras_freeze.load` do this. Call it for a frozen model from elsewhere, such as
-    `keras.models.load_model`, whose layers do not know the mask.
+    `freeze` and `keras_freeze.load` do this, and so does `fit` for any other frozen model that has
+    no `train_step` of its own. Call it where a model, from `keras.models.load_model` for example,
+    is trained in another way.
 
     While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
     Conv2D and Conv3D then get the gradient of the trained entries alone. All else is as before,

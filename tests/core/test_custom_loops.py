@@ -134,7 +134,9 @@ def test_the_program_of_this_backend_trains_as_by_hand(variant, run, capsys):
         optimizer = optimizer.inner_optimizer
     assert_trained_as_by_hand(left.model, optimizer.mask)
     assert int(optimizer.iterations) == len(batches())
-    assert (optimizer.compact_update is not None) == variant.startswith("freeze")
+    # PyTorch traces nothing, so that the update can change after the first batch.
+    is_compact = variant.startswith("freeze") or keras.backend.backend() == "torch"
+    assert (optimizer.compact_update is not None) == is_compact
     assert "5324 weights trained" in capsys.readouterr().out
 
 
