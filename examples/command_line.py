@@ -32,6 +32,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 with _no_standard_error():
     import tensorflow as tf  # noqa: F401
 
+import keras  # noqa: E402
+
 import keras_freeze as kf  # noqa: E402
 
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
@@ -85,6 +87,19 @@ def numbers(flag: flags.FlagHolder, kind: type) -> list[Any]:
             f"{flag.name} must be numbers with commas between them. "
             f"Received: --{flag.name}={','.join(flag.value)}"
         ) from error
+
+
+def require_backend(*names: str) -> None:
+    """Check that Keras runs on a backend that the script is for.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if keras.backend.backend() not in names:
+        raise ValueError(
+            f"KERAS_BACKEND must be {' or '.join(names)} for this script. "
+            f"Received: {keras.backend.backend()}"
+        )
 
 
 def run(main: Callable[[], None]) -> NoReturn:

@@ -3,7 +3,8 @@
     python examples/export_savedmodel.py --model_file=runs/train/model.keras
 
 Without a file it trains a small network for a few seconds first. A new process then loads the
-SavedModel with TensorFlow alone, and must give the same outputs.
+SavedModel with TensorFlow alone, and must give the same outputs. Keras 3.15 exports one from
+TensorFlow and JAX, not from PyTorch.
 """
 
 import subprocess
@@ -34,6 +35,7 @@ np.save(folder + "/outputs.npy", outputs.numpy())
 
 
 def main() -> None:
+    command_line.require_backend("tensorflow", "jax")
     folder = Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)
     network = _network()

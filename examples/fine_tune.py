@@ -204,11 +204,12 @@ def _adapt(method: Method, base_file: Path, data: Mapping[str, Data]) -> Adapted
 
 
 def _compile(network: keras.Model, optimizer: keras.optimizers.Optimizer, num_images: int) -> None:
+    can_merge = keras.backend.backend() != "torch"  # which runs one step at a time
     network.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        steps_per_execution=min(100, -(-num_images // _BATCH_SIZE)),
+        steps_per_execution=min(100, -(-num_images // _BATCH_SIZE)) if can_merge else 1,
     )
 
 

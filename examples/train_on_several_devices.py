@@ -6,6 +6,7 @@
 The first splits the CPU into two devices, so that it runs everywhere; without the flag all GPUs
 take part. Each device has a copy of the network and trains it on its share of every batch. The
 copies stay equal bit for bit, and with them the frozen weights, which keep their random start.
+Needs Keras on TensorFlow.
 """
 
 import command_line
@@ -31,6 +32,7 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Defaul
 
 
 def main() -> None:
+    command_line.require_backend("tensorflow")
     devices = _devices()
     if _BATCH_SIZE.value < len(devices):
         raise ValueError(

@@ -10,6 +10,7 @@ How near they are to real ones is the Frechet distance of two normal distributio
 the real digits' first 20 principal components: 0 if mean and covariance are the same.
 """
 
+import sys
 from pathlib import Path
 
 import finish
@@ -140,6 +141,8 @@ def build_gan(freeze_rate: float) -> GAN:
 
 
 def main(_: list[str]) -> None:
+    if keras.backend.backend() != "tensorflow":
+        sys.exit(f"KERAS_BACKEND must be tensorflow. Received: {keras.backend.backend()}")
     folder = Path(_OUTPUT_DIR.value)
     digits = (mnist_data()[0] / 255).astype("float32").reshape(-1, 28, 28, 1)
     digits = np.random.default_rng(0).permutation(digits)[: _IMAGES.value]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import pytest
 from example_scripts import ROOT, run, run_process
 
@@ -97,3 +98,27 @@ def test_demo_prints_three_runs_side_by_side_and_a_plot(tmp_path):
     ]
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "comparison.png") in process.stdout
+
+
+@pytest.mark.parametrize(
+    "script", ["train_on_several_devices.py", "export_savedmodel.py", "gallery/gan.py"]
+)
+def test_a_script_for_other_backends_says_so(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    flags = () if "devices" in script else (f"--output_dir={tmp_path / 'run'}",)
+    process = run(script, *flags)
+    assert process.returncode == 1
+    (line,) = process.stderr.strip().splitlines()
+    assert "KERAS_BACKEND must be tensorflow" in line
+    assert line.endswith("Received: torch")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_fine_tune_runs_on_every_backend(backend, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    flags = ("--epochs=1", "--rates=0.99", f"--output_dir={tmp_path}")
+    process = run_process("fine_tune.py", *flags, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "bit for bit" in process.stdout

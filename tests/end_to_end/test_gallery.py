@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from example_scripts import ROOT, run
+from example_scripts import ROOT, run, run_process
 
 import keras_freeze as kf
 
@@ -107,3 +107,14 @@ def test_the_savedmodel_predicts_what_the_keras_model_predicts(finished, model):
     predicted = model.predict(inputs.astype(dtype), verbose=0)
     assert np.ptp(predicted, axis=0).max() > 1e-3  # different inputs, different outputs
     assert np.allclose(served, predicted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if program != "gan"])
+def test_the_program_runs_on_every_backend(program, backend, monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    flags = (*PROGRAMS[program], f"--output_dir={tmp_path}")
+    process = run_process(f"gallery/{program}.py", *flags)
+    assert process.returncode == 0, process.stderr
+    assert "frozen weights as at the start" in process.stdout
