@@ -15,7 +15,6 @@ import pytest
 from axes import WAYS
 from helpers import blobs, crossentropy, same_bits, values_of
 from keras import layers as kl
-from oracle import DenseByHand
 from processes import run_python
 
 import keras_freeze as kf
@@ -236,21 +235,6 @@ def test_all_backends_train_the_same_weights_to_the_same_values(case, folder):
         elif case[2] == "zero":
             assert all(same_bits(array, np.zeros_like(array)) for array in frozen)
         assert np.abs(values[f"value{place}"] - start[place])[mask].max() > 1e-3
-
-
-def test_the_mask_and_the_weights_of_dense_layers_are_those_by_hand(folder):
-    data = batches("dense")
-    for way in WAYS:
-        results = results_of(folder, "jax", "dense", "snip", "keep", way)
-        start = values_of(fresh_model("dense").trainable_variables)
-        expected = DenseByHand(start, learning_rate=0.1, momentum=0.9)
-        assert expected.freeze(*data[0], RATE) > 1e-3
-        for batch in data:
-            expected.step(*batch)
-        for position in (0, 2):
-            assert np.array_equal(results[f"mask{position}"], expected.masks[position])
-        for position, value in enumerate(expected.values):
-            np.testing.assert_allclose(results[f"value{position}"], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", SAVED, ids=lambda c: c[0])

@@ -3,13 +3,14 @@
 import keras
 import numpy as np
 import pytest
-from oracle import DenseByHand, brute_force_mask
+from oracle import DenseByHand, SGDByHand
 
 import keras_freeze as kf
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
 
 BATCH, LEARNING_RATE, MOMENTUM, L2 = 60, 0.1, 0.9, 5e-4
+KERNELS = (0, 2, 4)  # among the trainable variables
 
 
 def make_data(seed=0):
@@ -40,7 +41,7 @@ def test_saliency_equals_manual_backpropagation():
     gradients = network.gradients(x[:BATCH], y[:BATCH])
     scores = kf.compute_saliency(model, x[:BATCH], y[:BATCH])
     assert list(scores) == [v.path for v in model.trainable_variables if v.name == "kernel"]
-    for score, layer in zip(scores.values(), (0, 2, 4), strict=True):
+    for score, layer in zip(scores.values(), KERNELS, strict=True):
         expected = np.abs(gradients[layer] * network.values[layer])
         np.testing.assert_allclose(score, expected, rtol=2e-4, atol=1e-9)
 
@@ -69,32 +70,26 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
     start = numbers(model)
     network = DenseByHand(start, LEARNING_RATE, MOMENTUM, L2)
 
-    gradients = network.gradients(x[:BATCH], y[:BATCH])
-    scores = [np.abs(gradients[i] * network.values[i]) for i in (0, 2, 4)]
-    k = int(np.round((1 - freeze_rate) * 266_200, 6))
-    ordered = np.sort(np.concatenate([s.reshape(-1) for s in scores]))
-    assert ordered[-k] - ordered[-k - 1] > 1e-6 * ordered[-k], "the data have a near-tie"
-    masks = dict(zip((0, 2, 4), brute_force_mask(scores, k), strict=True))
+    assert network.freeze(x[:BATCH], y[:BATCH], freeze_rate) > 1e-6, "the data have a near-tie"
 
     if way == "freeze":
         kf.freeze(model, x[:BATCH], y[:BATCH])
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
 
-    network.masks[::2] = masks.values()
     for step in range(3):
         rows = slice(step * BATCH, (step + 1) * BATCH)
         network.step(x[rows], y[rows])
 
     mask = kf.get_mask(model)
-    assert mask.num_trained == k
+    assert mask.num_trained == round((1 - freeze_rate) * 266_200)
     for i, variable in enumerate(model.trainable_variables):
         np.testing.assert_allclose(variable.numpy(), network.values[i], rtol=1e-4, atol=2e-6)
-        if i in masks:
-            np.testing.assert_array_equal(mask[variable], masks[i])
-            frozen = ~masks[i]
+        if i in KERNELS:
+            trained = network.masks[i]
+            np.testing.assert_array_equal(mask[variable], trained)
             bits, bits_at_start = variable.numpy().view("uint32"), start[i].view("uint32")
-            assert (bits[frozen] == bits_at_start[frozen]).all()
-            assert (bits[masks[i]] != bits_at_start[masks[i]]).any()
+            assert (bits[~trained] == bits_at_start[~trained]).all()
+            assert (bits[trained] != bits_at_start[trained]).any()
 
 
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
@@ -117,11 +112,10 @@ def test_decayed_frozen_weights_follow_their_recurrence(way, nesterov):
     for variable, weights in zip(model.trainable_variables, start, strict=True):
         if variable.name != "kernel":
             continue
-        w, velocity = weights.astype("float64"), np.zeros(weights.shape)
+        w, recurrence = weights.astype("float64"), SGDByHand(0.9, nesterov)
         for step in range(60):
             rate = 0.1 if step <= 20 else 0.05 if step <= 40 else 0.01
-            velocity = 0.9 * velocity - rate * 0.05 * w
-            w = w + (0.9 * velocity - rate * 0.05 * w if nesterov else velocity)
+            w = w + recurrence.change(0.05 * w, rate)
         frozen = ~mask[variable]
         assert 0.0 < abs(w[frozen]).max() < 0.5 * abs(weights[frozen]).max()
         np.testing.assert_allclose(variable.numpy()[frozen], w[frozen], rtol=1e-4)
@@ -132,15 +126,13 @@ def test_snip_trains_the_network_of_the_kept_weights():
     x, y = make_data()
     kf.freeze(model, x[:BATCH], y[:BATCH])
     mask = kf.get_mask(model)
-    network = DenseByHand(numbers(model))
-    for i in (0, 2, 4):
-        assert (network.values[i][~mask[model.trainable_variables[i]]] == 0.0).all()
+    network = DenseByHand(numbers(model), LEARNING_RATE, MOMENTUM, L2)
+    for i in KERNELS:
+        network.masks[i] = mask[model.trainable_variables[i]]
+        assert (network.values[i][~network.masks[i]] == 0.0).all()
     model.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, shuffle=False, verbose=0)
-    for i, gradient in enumerate(network.gradients(x[:BATCH], y[:BATCH])):
-        variable = model.trainable_variables[i]
-        trained = mask[variable] if i in (0, 2, 4) else True
-        step = np.where(trained, gradient + L2 * network.values[i], 0.0)
-        expected = network.values[i] - LEARNING_RATE * step
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-4, atol=2e-6)
-        if i in (0, 2, 4):
-            assert (variable.numpy()[~mask[variable]] == 0.0).all()
+    network.step(x[:BATCH], y[:BATCH])
+    for i, variable in enumerate(model.trainable_variables):
+        np.testing.assert_allclose(variable.numpy(), network.values[i], rtol=1e-4, atol=2e-6)
+        if i in KERNELS:
+            assert (variable.numpy()[~network.masks[i]] == 0.0).all()

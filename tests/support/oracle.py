@@ -3,6 +3,35 @@
 import numpy as np
 
 
+class SGDByHand:
+    """The recurrence of SGD, for one array."""
+
+    def __init__(self, momentum=0.0, nesterov=False):
+        self._momentum, self._nesterov, self._velocity = momentum, nesterov, 0.0
+
+    def change(self, gradient, learning_rate):
+        """What the next step adds to the array."""
+        downhill = -learning_rate * np.asarray(gradient, "float64")
+        self._velocity = self._momentum * self._velocity + downhill
+        return self._momentum * self._velocity + downhill if self._nesterov else self._velocity
+
+
+class AdamByHand:
+    """The recurrence of Adam with Keras's defaults, for one array."""
+
+    def __init__(self):
+        self._num_steps, self._mean, self._square = 0, 0.0, 0.0
+
+    def change(self, gradient, learning_rate):
+        """What the next step adds to the array."""
+        gradient = np.asarray(gradient, "float64")
+        self._num_steps += 1
+        self._mean = 0.9 * self._mean + 0.1 * gradient
+        self._square = 0.999 * self._square + 0.001 * gradient**2
+        correction = np.sqrt(1 - 0.999**self._num_steps) / (1 - 0.9**self._num_steps)
+        return -learning_rate * correction * self._mean / (np.sqrt(self._square) + 1e-7)
+
+
 class DenseByHand:
     """A stack of Dense layers, ReLU but for the last, trained by SGD with momentum in NumPy.
 
@@ -15,8 +44,8 @@ class DenseByHand:
     def __init__(self, values, learning_rate=0.1, momentum=0.9, l2=0.0):
         self.values = [value.astype("float64") for value in values]
         self.masks = [np.ones(value.shape, bool) for value in values]
-        self._velocities = [np.zeros(value.shape) for value in values]
-        self._rate, self._momentum, self._l2 = learning_rate, momentum, l2
+        self._recurrences = [SGDByHand(momentum) for _ in values]
+        self._rate, self._l2 = learning_rate, l2
 
     def _forward(self, x):
         """What each layer is given, and the logarithms of the probabilities."""
@@ -59,10 +88,13 @@ class DenseByHand:
 
     def step(self, x, y):
         """One step that leaves what is not trained as it is."""
-        for i, gradient in enumerate(self.gradients(x, y)):
-            gradient = gradient + self._l2 * self.values[i]
-            self._velocities[i] = self._momentum * self._velocities[i] - self._rate * gradient
-            self.values[i] = self.values[i] + np.where(self.masks[i], self._velocities[i], 0.0)
+        self.apply(g + self._l2 * w for g, w in zip(self.gradients(x, y), self.values, strict=True))
+
+    def apply(self, gradients):
+        """Do what a step does with its gradients, decay included."""
+        for i, gradient in enumerate(gradients):
+            change = self._recurrences[i].change(gradient, self._rate)
+            self.values[i] = self.values[i] + np.where(self.masks[i], change, 0.0)
 
 
 def brute_force_mask(scores, k):

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import blobs, crossentropy, is_weight, same_bits, sgd, value_of, values_of
+from oracle import DenseByHand, SGDByHand
 
 import keras_freeze as kf
 from keras_freeze.restricted import block
@@ -181,33 +182,29 @@ def by_hand():
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="fc")])
 
     rate, clip, l2 = 0.1, 0.05, 0.3
-    model, (kernel, bias) = train(
+    model, start = train(
         mirrored(),
         "freeze",
         make_model=make_model,
         inner=lambda: sgd(rate, momentum=0.9, clipvalue=clip),
         l2=l2,
     )
-    trained = kf.get_mask(model)["fc/kernel"]
-    velocities, num_clipped = [0.0, 0.0], 0
+    network = DenseByHand(start, rate, momentum=0.9)
+    network.masks[0], num_clipped = kf.get_mask(model)["fc/kernel"], 0
     x, y = blobs(2 * BATCH)
     for step in range(4):
         first = step % 2 * BATCH
         sums = [0.0, 0.0]
         for half in np.split(np.arange(first, first + BATCH), 2):
-            exponentials = np.exp(x[half] @ kernel + bias)
-            errors = exponentials / exponentials.sum(axis=1, keepdims=True) - np.eye(3)[y[half]]
-            gradients = [x[half].T @ errors / BATCH, errors.sum(axis=0) / BATCH]
-            gradients = [g + l2 / 2 * w for g, w in zip(gradients, (kernel, bias), strict=True)]
+            gradients = zip(network.gradients(x[half], y[half]), network.values, strict=True)
+            gradients = [(g + l2 * w) / 2 for g, w in gradients]
             num_clipped += int(sum((abs(g) > clip).sum() for g in gradients))
             sums = [s + np.clip(g, -clip, clip) for s, g in zip(sums, gradients, strict=True)]
-        velocities = [0.9 * v - rate * s for v, s in zip(velocities, sums, strict=True)]
-        kernel = np.where(trained, kernel + velocities[0], kernel)
-        bias = bias + velocities[1]
+        network.apply(sums)
     found = model.get_weights()
     return {
         "difference": max(
-            float(np.abs(f - w).max()) for f, w in zip(found, (kernel, bias), strict=True)
+            float(np.abs(f - w).max()) for f, w in zip(found, network.values, strict=True)
         ),
         "clipped": num_clipped,
     }
@@ -221,10 +218,9 @@ def decay():
         arguments = {"inner": momentum, "frozen_weights": "decay", "l2": 0.3}
         model, start = train(strategy, way, **arguments)
         other, _ = train(None, way, **arguments)
-        factor, velocity = 1.0, 0.0
+        factor, recurrence = 1.0, SGDByHand(momentum=0.9)
         for _ in range(4):
-            velocity = 0.9 * velocity - 0.1 * 0.3 * factor
-            factor += velocity
+            factor += recurrence.change(0.3 * factor, 0.1)
         mask = kf.get_mask(model)
         ratios = [
             value_of(v)[~mask[v]] / (factor * old[~mask[v]])

@@ -24,6 +24,7 @@ from helpers import (
     values_of,
 )
 from keras import layers as kl
+from oracle import SGDByHand
 
 import keras_freeze as kf
 
@@ -38,7 +39,7 @@ def batches(*arrays):
     return [tuple(a[i : i + BATCH] for a in arrays) for i in range(0, size, BATCH)]
 
 
-def train_by_hand(model, data, loss=None, rates=(0.1, 0.1), momentum=0.9):
+def train_by_hand(model, data, loss=None, rates=(0.1, 0.1)):
     """FreezeNet's algorithm 1 at rate 0.75; returns masks by position, first and last values."""
     variables = model.trainable_variables
     weights = [i for i, v in enumerate(variables) if is_weight(v)]
@@ -47,14 +48,13 @@ def train_by_hand(model, data, loss=None, rates=(0.1, 0.1), momentum=0.9):
     found = mask_by_hand([start[i] for i in weights], [gradients[i] for i in weights], 0.75)
     assert all(m.any() for m in found)
     masks = dict(zip(weights, found, strict=True))
-    velocities = [np.zeros_like(v) for v in start]
+    recurrences = [SGDByHand(momentum=0.9) for _ in start]
     for rate in rates:
         for batch in data:
             gradients = gradients_by_autodiff(model, *batch, loss)
             for i, variable in enumerate(variables):
-                velocities[i] = momentum * velocities[i] - np.float32(rate) * gradients[i]
-                old = value_of(variable)
-                variable.assign(np.where(masks.get(i, True), old + velocities[i], old))
+                change = recurrences[i].change(gradients[i], rate)
+                variable.assign(value_of(variable) + np.where(masks.get(i, True), change, 0.0))
     return masks, start, values_of(variables)
 
 
