@@ -350,14 +350,9 @@ def public_optimizer_class(optimizer: Any) -> type:
 # TensorFlow
 
 
-def untrack(owner: Any, name: str) -> None:
-    """Keep what an attribute holds out of checkpoints: `AutoTrackable._delete_tracking`."""
-    owner._delete_tracking(name)
-
-
 def untrack_built_variables(optimizer: Any) -> None:
-    """Keep what `built_variables` returns out of checkpoints."""
-    untrack(optimizer, "_trainable_variables")
+    """Keep `built_variables` out of checkpoints: `AutoTrackable._delete_tracking`."""
+    optimizer._delete_tracking("_trainable_variables")
 
 
 def wrapped_list(value: Any) -> list[Any] | None:

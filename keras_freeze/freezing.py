@@ -268,7 +268,6 @@ def _freeze_by_parts(
 
 
 def _set_masks(model: keras.Model, optimizers: ModelOptimizers, masks: list[_NewMask]) -> None:
-    """Give FreezeOptimizers their masks."""
     for new in masks:
         check_not_trained_elsewhere(model)  # again: the passes over the data may have taken long
         parameters = classify(new.variables, new.optimizer.exclude)
@@ -317,7 +316,6 @@ def _build_optimizer(model: keras.Model, optimizer: Any) -> None:
 
 
 def _variables_in_fit(model: keras.Model, outer: Any, optimizer: FreezeOptimizer) -> list[Any]:
-    """Return the variables that a FreezeOptimizer updates in `fit`."""
     if is_one_of_several(optimizer, outer):
         _build_optimizer(model, outer)  # it assigns variables to its parts there
         return list(optimizer.built_variables)

@@ -12,7 +12,7 @@ from keras_freeze import backend
 from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze.gradients.data import Passes
 from keras_freeze.gradients.loss import data_errors
-from keras_freeze.gradients.preserve import attributes_kept, state_kept
+from keras_freeze.gradients.preserve import KeptValues, attributes_kept, state_kept
 from keras_freeze.masks.frozen_variables import zero_frozen_entries
 from keras_freeze.model_state import ModelOptimizers, check_model, check_not_quantized, get_mask
 
@@ -102,16 +102,13 @@ def _evaluate(model: keras.Model, x: Any, y: Any, batch_size: int | None) -> dic
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
     """Restore weights, optimizer, metrics that exist already, and random states."""
     freeze_optimizer = ModelOptimizers(model).single
-    variables = [*model.variables]
-    if freeze_optimizer is not None:
-        variables += freeze_optimizer.variables
-    values = [backend.read(v) for v in variables]
+    of_optimizer = [] if freeze_optimizer is None else freeze_optimizer.variables
+    kept = KeptValues([*model.variables, *of_optimizer])
     with state_kept(model):
         try:
             yield
         finally:
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+            kept.put_back()
 
 
 def prune(model: keras.Model) -> None:

@@ -13,6 +13,8 @@ from keras_freeze._utils.validation import check_int, check_number, value_error
 # other use of the same seed.
 _RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
 
+_PIECE = 1 << 18  # scores at a time
+
 
 def check_freeze_rate(freeze_rate: Any) -> float:
     """Return a freezing rate q in [0, 1] as a Python float.
@@ -136,12 +138,12 @@ def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
     return np.uint32(bits).view(np.float32)
 
 
-def _sortable_keys(arrays: list[np.ndarray], piece: int = 1 << 18) -> Iterator[np.ndarray]:
+def _sortable_keys(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
     """Yield float32 scores piece by piece as unsigned integers of the same order."""
     for array in arrays:
         flat = array.reshape(-1)
-        for start in range(0, flat.size, piece):
-            bits = (flat[start : start + piece] + np.float32(0)).view(np.uint32)  # no -0.0
+        for start in range(0, flat.size, _PIECE):
+            bits = (flat[start : start + _PIECE] + np.float32(0)).view(np.uint32)  # no -0.0
             negative = (bits.view(np.int32) >> 31).view(np.uint32)  # all ones, or all zeros
             yield bits ^ (negative | np.uint32(0x80000000))
 

@@ -232,7 +232,6 @@ class MaskedOptimizer(DelegatingOptimizer):
             )
 
     def _register(self) -> None:
-        """Register the masks of the variables."""
         assert self.update is not None
         masks = [
             replace(mask, start=self.starts.get(mask.position))

@@ -75,7 +75,6 @@ def make_update(optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -
 
 
 def _counts_fit(counts: Sequence[int | None], parameters: Sequence[Parameter]) -> bool:
-    """Return whether the counts of a configuration fit these variables."""
     return len(counts) == len(parameters) and all(
         c is None or c <= p.size for c, p in zip(counts, parameters, strict=True)
     )
