@@ -18,7 +18,7 @@ import numpy as np
 from absl import app, flags
 
 from keras_freeze import backend
-from keras_freeze.restricted import cost_model, layers, operations
+from keras_freeze.restricted import cost_model, layers
 from keras_freeze.restricted.block import Block
 
 FLAGS = flags.FLAGS
@@ -69,7 +69,7 @@ def measured(shape, channels, share):
     """Times one layer, prints the times, and returns what the constants are fitted to."""
     rng = np.random.default_rng(0)
     layer = build_layer(shape, channels)
-    operation = layers._operation_of(layer)
+    ((_, operation),) = layers._operations_of(layer)
     trained = random_mask(rng, tuple(layer.kernel.shape), share)
     indices = keras.Variable(np.flatnonzero(trained), dtype="int32", trainable=False)
     block = Block(operation, layer.kernel, trained, True, True)
@@ -78,14 +78,18 @@ def measured(shape, channels, share):
     upstreams = [random_tensor(rng, output_shape) for _ in range(GRADIENTS)]
 
     def ordinary(inputs, upstream):
-        function = functools.partial(operation.apply, inputs)
-        return backend.gather(backend.gradient_at_zero(function, trained.shape, upstream), indices)
+        if len(shape) == 1:
+            function = functools.partial(operation.apply, inputs)
+            gradient = backend.gradient_at_zero(function, trained.shape, upstream)
+        else:
+            gradient = backend.convolution_gradient(operation, inputs, trained.shape, upstream)
+        return backend.gather(gradient, indices)
 
     def restricted(inputs, upstream):
         return entries_of(block.gradient(inputs, upstream))
 
     times = in_turns([ordinary, restricted], inputs, upstreams)
-    matrices = operations.as_matrices(trained, operation.axes)
+    matrices = operation.matrices(trained)
     places = operation.places((None, *shape))
     work = cost_model.works(matrices, places)[True, True]
     expected = np.dot(work, cost_model.COSTS) / (places[1] * trained.size)

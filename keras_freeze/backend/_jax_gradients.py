@@ -8,6 +8,7 @@ ordinary gradient. Where there is none, XLA computes nothing for the zeros.
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from keras_freeze._utils.overrides import override
 
 # Whether functions that are traced keep a mask as a constant.
 TRACES_MASKS = True
+
+# XLA multiplies all input channels with all output channels, on a CPU.
+DEPTHWISE_GRADIENTS_ARE_DENSE = True
 
 _differentiated = threading.local()
 
@@ -182,6 +186,15 @@ def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstr
     """Return the gradient of a linear function of an array of this shape."""
     zeros = jax.ShapeDtypeStruct(tuple(shape), upstream.dtype)
     return jax.linear_transpose(function, zeros)(upstream)[0]
+
+
+def convolution_gradient(convolution: Any, inputs: Any, shape: Sequence[Any], upstream: Any) -> Any:
+    """Return the gradient of a convolution's kernel of this shape.
+
+    Args:
+        convolution: an object whose `apply_to_some` computes it from inputs and kernel.
+    """
+    return gradient_at_zero(functools.partial(convolution.apply_to_some, inputs), shape, upstream)
 
 
 def zero_after(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Gradients, and those of trained entries alone, for TensorFlow."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -316,3 +317,12 @@ def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstr
         tape.watch(zeros)
         outputs = function(zeros)
     return tape.gradient(outputs, zeros, upstream)
+
+
+def convolution_gradient(convolution: Any, inputs: Any, shape: Sequence[Any], upstream: Any) -> Any:
+    """Return the gradient of a convolution's kernel of this shape.
+
+    Args:
+        convolution: an object whose `apply_to_some` computes it from inputs and kernel.
+    """
+    return gradient_at_zero(functools.partial(convolution.apply_to_some, inputs), shape, upstream)

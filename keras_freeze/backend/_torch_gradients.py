@@ -272,6 +272,28 @@ def gradient_at_zero(function: Callable[[Any], Any], shape: Sequence[Any], upstr
     return gradient
 
 
+def convolution_gradient(convolution: Any, inputs: Any, shape: Sequence[Any], upstream: Any) -> Any:
+    """Return the gradient of a convolution's kernel of this shape, without convolving.
+
+    Args:
+        convolution: an object with `channels`, `strides`, `dilation_rate` and `paddings`.
+    """
+    x, dy = (tensor.movedim(convolution.channels, 1) for tensor in (inputs, upstream))
+    paddings = convolution.paddings(x.shape[2:])
+    if any(before != after for before, after in paddings):
+        x = torch.nn.functional.pad(x, [n for pair in reversed(paddings) for n in pair])
+        paddings = [(0, 0)] * len(paddings)
+    # Only its shape counts, and where its channels lie.
+    *sizes, num_inputs, num_outputs = shape
+    kernel = x.new_empty((num_outputs, *sizes, num_inputs)).movedim(-1, 1)
+    zeros = [0] * len(sizes)
+    _, gradient, _ = _ATEN.convolution_backward(
+        *(dy, x, kernel, None, convolution.strides, [before for before, _ in paddings]),
+        *(convolution.dilation_rate, False, zeros, 1, [False, True, False]),
+    )
+    return gradient.movedim((1, 0), (-2, -1))
+
+
 def take(tensor: Any, indices: Any, axis: int) -> Any:
     """Return the slices of a tensor at `indices` along an axis."""
     return tensor.index_select(axis, indices.value)

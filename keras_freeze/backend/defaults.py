@@ -14,6 +14,9 @@ TRACES_MASKS = False
 # Whether other optimizers, such as a LossScaleOptimizer, can compute with a compact gradient.
 COMPACT_GRADIENTS_ARE_TENSORS = False
 
+# Whether the gradient of a depthwise kernel costs as much as that of an ordinary convolution.
+DEPTHWISE_GRADIENTS_ARE_DENSE = False
+
 # Whether every training step runs operation by operation, so that none was traced earlier.
 STEPS_ARE_EAGER = False
 

@@ -1,11 +1,16 @@
 """When a restricted weight gradient is faster than a full one."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 # What a restricted gradient costs for one example, in multiplications of the ordinary one: a
 # multiplication, a number that is collected from inputs or outputs, and the rest, however small the
 # product is. Measured on TensorFlow by benchmarks/gradient_rule.py.
 COSTS = (1.0, 250.0, 60_000.0)
+
+# To take only some rows, only some columns, or both.
+WAYS = ((True, False), (False, True), (True, True))
 
 # By how much it must be cheaper: these are estimates.
 _MARGIN = 0.9
@@ -17,17 +22,21 @@ def active_parts(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(rows), np.flatnonzero(columns)
 
 
-def cheapest_block(matrices: np.ndarray, places: tuple[int, int]) -> tuple[bool, bool] | None:
+def cheapest_block(
+    matrices: np.ndarray, places: tuple[int, int], ways: Sequence[tuple[bool, bool]] = WAYS
+) -> tuple[bool, bool] | None:
     """Return whether to take only some rows, and only some columns; None to leave a kernel alone.
 
     Args:
         matrices: a mask of shape (places, rows, columns).
         places: how many places inputs and outputs have; each has one number for a channel.
+        ways: those among which to choose.
     """
     if not matrices.any():
         return True, True
-    costs = {choice: float(np.dot(work, COSTS)) for choice, work in works(matrices, places).items()}
-    best = min(costs, key=lambda choice: costs[choice])
+    counted = works(matrices, places)
+    costs = {way: float(np.dot(counted[way], COSTS)) for way in ways}
+    best = min(costs, key=lambda way: costs[way])
     return best if costs[best] < _MARGIN * places[1] * matrices.size else None
 
 
@@ -47,7 +56,7 @@ def works(
     inputs, outputs = places
     num_matrices, all_rows, all_columns = matrices.shape
     counted = {}
-    for takes_rows, takes_columns in ((True, False), (False, True), (True, True)):
+    for takes_rows, takes_columns in WAYS:
         rows = active_rows if takes_rows else all_rows
         columns = active_columns if takes_columns else all_columns
         collected = takes_rows * inputs * active_rows + takes_columns * outputs * active_columns

@@ -34,8 +34,9 @@ from keras_freeze.model_state import (
 from keras_freeze.optimizer import first_batch
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.block import Block
+from keras_freeze.restricted.convolutions import Convolution, Depthwise, Pointwise
 from keras_freeze.restricted.cost_model import cheapest_block
-from keras_freeze.restricted.operations import Convolution, MatrixProduct, as_matrices
+from keras_freeze.restricted.operations import MatrixProduct
 
 
 def restrict_gradients(model: keras.Model) -> list[str]:
@@ -89,16 +90,19 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
         return []
     restricted = []
     with backend.strategy_scope(optimizer):
-        for layer, operation in _operations(model):
-            position = update.position_of(layer.kernel)
-            if position is None or position not in update.indices:
-                continue
-            trained = update.trained(position)
-            matrices = as_matrices(trained, operation.axes)
-            choice = cheapest_block(matrices, operation.places(_input_shape(layer)))
-            if choice is not None:
-                update.blocks[position] = Block(operation, layer.kernel, trained, *choice)
-                override(layer, "call", _restricted_call(layer, operation, weakref.ref(model)))
+        for layer, operations in _operations(model):
+            num_blocks = len(update.blocks)
+            for kernel, operation in operations:
+                position = update.position_of(kernel)
+                if position is None or position not in update.indices:
+                    continue
+                trained = update.trained(position)
+                places = operation.places(_input_shape(layer))
+                way = cheapest_block(operation.matrices(trained), places, operation.ways)
+                if way is not None:
+                    update.blocks[position] = Block(operation, kernel, trained, *way)
+            if len(update.blocks) > num_blocks:
+                override(layer, "call", _restricted_call(layer, operations, weakref.ref(model)))
                 restricted.append(layer.name)
     if restricted:
         backend.restrict_train_step(model, functools.partial(_kernels_of, weakref.ref(model)))
@@ -154,48 +158,82 @@ def is_restricted(layer: Any) -> bool:
     return is_override(vars(layer).get("call"))
 
 
-def _operations(model: keras.Model) -> list[tuple[Any, Any]]:
+def _operations(model: keras.Model) -> list[tuple[Any, list[tuple[Any, Any]]]]:
     """Return the layers whose gradient can be restricted, and what they compute."""
-    found = [(layer, _operation_of(layer)) for layer in _keras_private.all_layers(model)]
-    found = [(layer, operation) for layer, operation in found if operation is not None]
+    found = [(layer, _operations_of(layer)) for layer in _keras_private.all_layers(model)]
     # Two layers with one kernel may compute different things with it.
-    uses = collections.Counter(id(layer.kernel) for layer, _ in found)
-    return [pair for pair in found if uses[id(pair[0].kernel)] == 1]
+    uses = collections.Counter(id(kernel) for _, operations in found for kernel, _ in operations)
+    return [
+        (layer, operations)
+        for layer, operations in found
+        if operations and all(uses[id(kernel)] == 1 for kernel, _ in operations)
+    ]
 
 
-def _operation_of(layer: Any) -> Any:
-    """Return what a layer computes, if its gradient can be restricted, else None."""
-    kind = type(layer)  # not a subclass, which may compute anything
-    if kind not in _CLASSES or not layer.built or "call" in vars(layer):
-        return None
-    if layer.kernel_regularizer is not None or not _is_plain(layer):
-        return None
+def _operations_of(layer: Any) -> list[tuple[Any, Any]]:
+    """Return a layer's kernels and what it computes with them, one after the other.
+
+    The list is empty if its gradient cannot be restricted.
+    """
+    make = _OPERATIONS.get(type(layer))  # not of a subclass, which may compute anything
+    if make is None or not layer.built or "call" in vars(layer) or not _is_plain(layer):
+        return []
     # JAX would take the same `call` for the function that it has traced in an earlier step.
     if _keras_private.is_rematerialized(layer):
-        return None
+        return []
     if _input_shape(layer) is None:
-        return None
-    if kind is keras.layers.Dense:
-        return MatrixProduct("...x,xy->...y", ops.matmul)
-    if kind is keras.layers.EinsumDense:
-        try:
-            return MatrixProduct(layer.equation, functools.partial(ops.einsum, layer.equation))
-        except ValueError:
-            return None
-    return Convolution(layer) if layer.groups == 1 else None
+        return []
+    operations = make(layer)
+    has_regularizer = any(kernel.regularizer is not None for kernel, _ in operations)
+    return [] if has_regularizer else operations
 
 
-_CLASSES = (
-    keras.layers.Dense,
-    keras.layers.EinsumDense,
-    keras.layers.Conv1D,
-    keras.layers.Conv2D,
-    keras.layers.Conv3D,
-)
+def _dense(layer: Any) -> list[tuple[Any, Any]]:
+    return [(layer.kernel, MatrixProduct("...x,xy->...y", ops.matmul))]
+
+
+def _einsum_dense(layer: Any) -> list[tuple[Any, Any]]:
+    try:
+        operation = MatrixProduct(layer.equation, functools.partial(ops.einsum, layer.equation))
+    except ValueError:
+        return []
+    return [(layer.kernel, operation)]
+
+
+def _convolution(layer: Any) -> list[tuple[Any, Any]]:
+    return [(layer.kernel, Convolution(layer))] if layer.groups == 1 else []
+
+
+def _depthwise(layer: Any) -> list[tuple[Any, Any]]:
+    return [(layer.kernel, Depthwise(layer))] if _can_be_padded(layer) else []
+
+
+def _separable(layer: Any) -> list[tuple[Any, Any]]:
+    if not _can_be_padded(layer):
+        return []
+    return [(layer.depthwise_kernel, Depthwise(layer)), (layer.pointwise_kernel, Pointwise(layer))]
+
+
+def _can_be_padded(layer: Any) -> bool:
+    """Return whether strides or dilations are 1; a Convolution cannot have both by itself."""
+    return max(layer.strides) == 1 or max(layer.dilation_rate) == 1
+
+
+_OPERATIONS = {
+    keras.layers.Dense: _dense,
+    keras.layers.EinsumDense: _einsum_dense,
+    keras.layers.Conv1D: _convolution,
+    keras.layers.Conv2D: _convolution,
+    keras.layers.Conv3D: _convolution,
+    keras.layers.DepthwiseConv1D: _depthwise,
+    keras.layers.DepthwiseConv2D: _depthwise,
+    keras.layers.SeparableConv1D: _separable,
+    keras.layers.SeparableConv2D: _separable,
+}
 
 
 def _is_plain(layer: Any) -> bool:
-    return not layer.lora_enabled and layer.quantization_mode is None
+    return not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
 
 
 def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
@@ -204,7 +242,7 @@ def _input_shape(layer: Any) -> tuple[int | None, ...] | None:
 
 
 def _restricted_call(
-    layer: Any, operation: Any, model: Callable[[], keras.Model | None]
+    layer: Any, operations: list[tuple[Any, Any]], model: Callable[[], keras.Model | None]
 ) -> Callable[..., Any]:
     """Return a `call` of a layer that restricts the gradient while its model is trained."""
     ordinary = layer.call
@@ -214,14 +252,15 @@ def _restricted_call(
         trained = model()
         is_training = trained is not None and backend.is_training(trained) and _is_plain(layer)
         optimizer = _optimizer_of(trained) if is_training else None
-        block = None if optimizer is None else _block_of(layer.kernel, optimizer)
-        if (
-            block is None
-            or block.operation is not operation  # but another layer's with the same kernel
-            or not _is_tensor(inputs, layer.compute_dtype)
-        ):
+        blocks = [_block_of(*pair, optimizer) for pair in operations]
+        if not any(blocks) or not _is_tensor(inputs, layer.compute_dtype):
             return ordinary(inputs, *args, **kwargs)
-        outputs = backend.with_gradient(operation.apply, inputs, layer.kernel, block.gradient)
+        outputs = inputs
+        for (kernel, operation), block in zip(operations, blocks, strict=True):
+            if block is None:
+                outputs = operation.apply(outputs, ops.convert_to_tensor(kernel))
+            else:
+                outputs = backend.with_gradient(operation.apply, outputs, kernel, block.gradient)
         if layer.bias is not None:
             outputs = ops.add(outputs, _broadcast_bias(layer))
         return outputs if layer.activation is None else layer.activation(outputs)
@@ -229,10 +268,12 @@ def _restricted_call(
     return call
 
 
-def _block_of(kernel: Any, optimizer: FreezeOptimizer) -> Block | None:
-    update = optimizer.compact_update
+def _block_of(kernel: Any, operation: Any, optimizer: FreezeOptimizer | None) -> Block | None:
+    """Return the block of a kernel, if it is of this operation, not of another layer's."""
+    update = None if optimizer is None else optimizer.compact_update
     position = None if update is None else update.position_of(kernel)
-    return None if update is None or position is None else update.blocks.get(position)
+    block = None if update is None or position is None else update.blocks.get(position)
+    return None if block is None or block.operation is not operation else block
 
 
 def _is_tensor(inputs: Any, dtype: str) -> bool:

@@ -1,6 +1,5 @@
 """What layers compute, as products of matrices whose gradient can be restricted to a block."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +8,10 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
+from keras_freeze.restricted.cost_model import WAYS
+
+# What an unknown size of a matrix product's inputs counts as; it is a length, not a batch.
+_UNKNOWN_SIZE = 32
 
 # The axes of a kernel that are places in it, rows of the matrix at each place, and columns.
 Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -29,10 +32,13 @@ class MatrixProduct:
 
     Attributes:
         axes: which axes of the kernel are places, rows and columns.
+        ways: whether some rows, and some columns, can be taken alone: all that is possible.
 
     Raises:
         ValueError: if the equation is not a matrix product.
     """
+
+    ways: tuple[tuple[bool, bool], ...] = WAYS
 
     def __init__(self, equation: str, apply: Callable[[Any, Any], Any]) -> None:
         self.apply = apply
@@ -55,12 +61,16 @@ class MatrixProduct:
         )
         self.axes: Axes = (), rows, columns
 
+    def matrices(self, trained: np.ndarray) -> np.ndarray:
+        """Return a mask of the kernel in the shape of the matrix that is multiplied."""
+        return as_matrices(trained, self.axes)
+
     def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
         """Return how many rows the matrices of one example's inputs and outputs have."""
         spread = len(input_shape) - len(self._inputs.replace(".", ""))
         letters = self._inputs.replace(".", "." * spread)
         sizes = [
-            size or 1
+            size or _UNKNOWN_SIZE
             for letter, size in zip(letters, input_shape, strict=True)
             if letter not in self._rows
         ]
@@ -75,7 +85,7 @@ class MatrixProduct:
         dy = _as_matrix(upstream, self._outputs, self._columns, sizes)
         # Whole rows of a matrix are collected faster than single numbers from each.
         x, dy = (ops.transpose(matrix) for matrix in (x, dy))
-        return ops.matmul(_take(x, rows, 0), ops.transpose(_take(dy, columns, 0)))
+        return ops.matmul(take(x, rows, 0), ops.transpose(take(dy, columns, 0)))
 
 
 def _as_matrix(tensor: Any, term: str, last: Sequence[str], sizes: dict[str, int]) -> Any:
@@ -89,66 +99,6 @@ def _as_matrix(tensor: Any, term: str, last: Sequence[str], sizes: dict[str, int
     return ops.reshape(tensor, (-1, math.prod(sizes[letter] for letter in last)))
 
 
-class Convolution:
-    """What Conv1D, Conv2D and Conv3D without groups compute: a matrix at each place of the kernel.
-
-    Attributes:
-        axes: which axes of the kernel are places, rows and columns.
-    """
-
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
-        rank = layer.rank
-        self._channels = rank + 1 if layer.data_format == "channels_last" else 1
-        self.axes: Axes = tuple(range(rank)), (rank,), (rank + 1,)
-
-    def apply(self, inputs: Any, kernel: Any) -> Any:
-        """Compute the convolution of inputs with a kernel, as the layer does."""
-        if self._layer.padding == "causal":  # only Conv1D has it
-            return self._apply_padded(inputs, kernel)
-        return self._layer.convolution_op(inputs, kernel)
-
-    def _apply_padded(self, inputs: Any, kernel: Any) -> Any:
-        """Compute the convolution with a separate padding."""
-        layer = self._layer
-        padded = ops.pad(inputs, self._paddings())
-        strides = list(layer.strides)
-        return ops.conv(padded, kernel, strides, "valid", layer.data_format, layer.dilation_rate)
-
-    def _paddings(self) -> list[list[int]]:
-        """Return the paddings of a causal convolution, or of a dilated one, whose strides are 1."""
-        layer = self._layer
-        is_causal = layer.padding == "causal"
-        spread = [
-            (size - 1) * dilation
-            for size, dilation in zip(layer.kernel_size, layer.dilation_rate, strict=True)
-        ]
-        paddings = [[s, 0] if is_causal else [s // 2, s - s // 2] for s in spread]
-        paddings.insert(self._channels - 1, [0, 0])
-        return [[0, 0], *paddings]
-
-    def places(self, input_shape: Sequence[int | None]) -> tuple[int, int]:
-        """Return how many places the inputs and the outputs of one example have."""
-        outputs = self._layer.compute_output_shape(input_shape)
-        return self._num_places(input_shape), self._num_places(outputs)
-
-    def _num_places(self, shape: Sequence[int | None]) -> int:
-        sizes = [size or 1 for axis, size in enumerate(shape) if axis not in (0, self._channels)]
-        return math.prod(sizes)
-
-    def gradient(
-        self, inputs: Any, upstream: Any, rows: Any, columns: Any, shape: Sequence[int]
-    ) -> Any:
-        """Compute the kernel's gradient in some rows and columns (None: all)."""
-        x = _take(inputs, rows, self._channels)
-        dy = _take(upstream, columns, self._channels)
-        channels = [ops.shape(tensor)[self._channels] for tensor in (x, dy)]
-        # TensorFlow cannot pad for a dilated kernel of which it does not know the channels.
-        is_dilated = self._layer.padding == "same" and max(self._layer.dilation_rate) > 1
-        apply = self._apply_padded if is_dilated else self.apply
-        kernel_shape = [*shape[:-2], *channels]
-        return backend.gradient_at_zero(functools.partial(apply, x), kernel_shape, dy)
-
-
-def _take(tensor: Any, indices: Any, axis: int) -> Any:
+def take(tensor: Any, indices: Any, axis: int) -> Any:
+    """Return some slices of a tensor along an axis (None: all)."""
     return tensor if indices is None else backend.take(tensor, indices, axis)

@@ -24,6 +24,7 @@ from restricted import (
     convolutions,
     corner_mask,
     dense_layers,
+    depthwise_convolutions,
     einsum_dense_layers,
     every_layer,
     freeze_optimizer,
@@ -87,7 +88,8 @@ def check_layer(make_layer, input_shape, dtype, seed, kind, way):
         mask=random_mask(kind, seed),
         way=way,
     )
-    all_trained = kf.get_mask(model)[layer.kernel].all()
+    mask = kf.get_mask(model)
+    all_trained = all(mask[v].all() for v in layer.trainable_variables if is_weight(v))
     assert restricted_layers(model) == ([] if all_trained else [layer])
     start = values_of(model.trainable_variables)
     x = normal(3, *input_shape, seed=seed, dtype="float64" if dtype == "float64" else "float32")
@@ -119,6 +121,13 @@ def test_einsum_dense_layer(case, **restriction):
 @few_examples
 @given(case=convolutions(), **restrictions)
 def test_convolution_layer(case, **restriction):
+    check_layer(*case, **restriction)
+
+
+@on_every_backend
+@few_examples
+@given(case=depthwise_convolutions(), **restrictions)
+def test_depthwise_and_separable_convolution_layer(case, **restriction):
     check_layer(*case, **restriction)
 
 

@@ -33,7 +33,7 @@ MASKS = {
 def every_layer(way=(True, True)):
     """In this scope every layer that can be restricted is, in this way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "cheapest_block", lambda matrices, places: way)
+        patch.setattr(layers, "cheapest_block", lambda *arguments: way)
         yield
 
 
@@ -212,6 +212,10 @@ PRODUCTS = [
 
 
 CONVOLUTIONS = {1: kl.Conv1D, 2: kl.Conv2D, 3: kl.Conv3D}
+DEPTHWISE = {
+    1: [kl.DepthwiseConv1D, kl.SeparableConv1D],
+    2: [kl.DepthwiseConv2D, kl.SeparableConv2D],
+}
 
 
 @st.composite
@@ -233,6 +237,29 @@ def convolutions(draw):
         arguments["dilation_rate"] = draw(sizes)
     shape = tuple(draw(st.integers(7, 9 if rank < 3 else 7)) for _ in range(rank))
     return _case(draw, CONVOLUTIONS[rank], arguments, (*shape, draw(st.integers(1, 4))))
+
+
+@st.composite
+def depthwise_convolutions(draw):
+    """As `dense_layers`, of layers that have a kernel for each input channel."""
+    rank = draw(st.integers(1, 2))
+    sizes = st.integers(1, 3)
+    arguments = {
+        "kernel_size": tuple(draw(sizes) for _ in range(rank)),
+        "depth_multiplier": draw(st.integers(1, 3)),
+        "padding": draw(st.sampled_from(["valid", "same"])),
+        "data_format": draw(st.sampled_from(["channels_last", "channels_first"])),
+        "use_bias": draw(st.booleans()),
+        "activation": draw(st.sampled_from([None, "tanh"])),
+        draw(st.sampled_from(["strides", "dilation_rate"])): draw(sizes),
+    }
+    layer_class = draw(st.sampled_from(DEPTHWISE[rank]))
+    if layer_class in (kl.SeparableConv1D, kl.SeparableConv2D):
+        arguments["filters"] = draw(st.integers(1, 4))
+    shape = [draw(st.integers(7, 9)) for _ in range(rank)]
+    axis = 0 if arguments["data_format"] == "channels_first" else rank
+    shape.insert(axis, draw(st.integers(1, 4)))
+    return _case(draw, layer_class, arguments, tuple(shape))
 
 
 def _case(draw, layer_class, arguments, input_shape):
