@@ -33,6 +33,7 @@ NETWORKS = {
     "transformer": (3, (0.99,), "momentum"),
     "dense_64_x_40": (50, (0.95,), "adam"),
     "vgg16_d": (2, (0.995,), "momentum"),
+    "separable": (3, (0.99, 0.999), "momentum"),
 }
 
 
@@ -124,6 +125,8 @@ def network(name):
         return keras.Sequential([keras.Input((64,)), *hidden, layers.Dense(10)])
     if name == "transformer":
         return transformer()
+    if name == "separable":
+        return separable()
     if name == "vgg16_d":
         return models.vgg16_d(10, (32, 32, 3), seed=0)
     return models.lenet_300_100(seed=0)
@@ -144,6 +147,20 @@ def transformer(width=512, blocks=4, length=128):
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
+def separable():
+    """Separable convolutions with batch normalization, as small mobile networks have them."""
+    import keras
+    from keras import layers
+
+    x = inputs = keras.Input((32, 32, 3))
+    x = layers.Conv2D(32, 3, padding="same", use_bias=False)(x)
+    for filters, strides in zip((64, 128, 128, 256, 256, 512, 512), (1, 2, 1, 2, 1, 2, 1)):
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.SeparableConv2D(filters, 3, strides=strides, padding="same", use_bias=False)(x)
+    x = layers.GlobalAveragePooling2D()(layers.ReLU()(layers.BatchNormalization()(x)))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
 def data_of(name, steps):
     import numpy as np
 
@@ -153,6 +170,7 @@ def data_of(name, steps):
         "transformer": ((128, 512), 16),
         "dense_64_x_40": ((64,), 128),
         "vgg16_d": ((32, 32, 3), 128),
+        "separable": ((32, 32, 3), 32),
     }[name]
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, steps * batch_size)

@@ -46,9 +46,10 @@ def restrict_gradients(model: keras.Model) -> list[str]:
     no `train_step` of its own. Call it where a model, from `keras.models.load_model` for example,
     is trained in another way.
 
-    While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense, Conv1D,
-    Conv2D and Conv3D then get the gradient of the trained entries alone. All else is as before,
-    the layers' outputs and what is saved or exported included. On JAX this is so in `fit` and
+    While the model is trained with its FreezeOptimizer, kernels of Dense, EinsumDense (those of
+    attention layers included), Conv1D to Conv3D, DepthwiseConv and SeparableConv then get the
+    gradient of the trained entries alone. All else is as before, the layers' outputs and what is
+    saved or exported included. On JAX this is so in `fit` and
     `train_on_batch`; use `keras_freeze.value_and_grad` in training steps of your own.
 
     Args:
@@ -78,9 +79,9 @@ def restrict_gradients(model: keras.Model) -> list[str]:
 def restrict_where_trained(model: keras.Model) -> list[str]:
     """Restrict gradients, or restore them where the model is not trained by a FreezeOptimizer.
 
-    Left alone are layers with a regularizer on the kernel, with LoRA or quantization, of other
-    classes than Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and those where it would not be
-    faster.
+    Left alone are layers with a regularizer on a kernel, with LoRA or quantization, of other
+    classes than Dense, EinsumDense, Conv1D to Conv3D, DepthwiseConv1D and 2D, SeparableConv1D and
+    2D, and those where it would not be faster.
     """
     optimizer = optimizer_in_training(model)
     _restore(model, optimizer)

@@ -47,7 +47,9 @@ from restricted_networks import NETWORKS, functional
 
 import keras_freeze as kf
 from keras_freeze.optimizer.strategy import COORDINATE_WISE
+from keras_freeze.restricted.convolutions import Depthwise
 from keras_freeze.restricted.cost_model import cheapest_block
+from keras_freeze.restricted.layers import _operations_of
 
 BACKEND = keras.backend.backend()
 pytestmark = [pytest.mark.cases(1, jax=0), pytest.mark.slow_on("tensorflow")]
@@ -274,6 +276,55 @@ def test_rematerialized_layers(eager, restricted_products):
 
     train_both(make, points(), run_eagerly=eager)
     assert bool(restricted_products) == (not eager)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "pointwise"])
+def test_separable_convolution_with_a_regularized_kernel_is_left_alone(name):
+    layer = kl.SeparableConv1D(3, 2, **{f"{name}_regularizer": "l2"})
+    assert not restricted_layers(frozen(one_layer(layer, (4, 2))))
+
+
+@on_every_backend
+@pytest.mark.parametrize("kernel", ["depthwise_kernel", "pointwise_kernel"])
+def test_one_kernel_of_a_separable_convolution(kernel, restricted_products):
+    """The other one is trained in all its entries."""
+
+    def make():
+        keras.utils.set_random_seed(0)
+        layer = kl.SeparableConv2D(3, 3)
+        return keras.Sequential([keras.Input((6, 6, 2)), layer, kl.GlobalAveragePooling2D()])
+
+    def mask(v):
+        return random_mask("few")(v) if v.name == kernel else np.ones(v.shape, bool)
+
+    model = train_both(make, images(), mask=mask)
+    assert len({id(block) for block in restricted_products}) == 1
+    assert (
+        restricted_products[0].num_trained == kf.get_mask(model)[kernel_path(model, kernel)].sum()
+    )
+
+
+def kernel_path(model, name):
+    return next(v.path for v in model.trainable_variables if v.name == name)
+
+
+def test_dilated_depthwise_convolution_with_strides_is_left_alone():
+    layer = kl.DepthwiseConv1D(2, strides=2, dilation_rate=2)
+    layer.build((None, 8, 2))
+    assert not _operations_of(layer)
+
+
+@on_every_backend
+@pytest.mark.parametrize("kind", [kl.MultiHeadAttention, kl.GroupQueryAttention])
+@pytest.mark.parametrize("length", [64, None])
+def test_projections_of_attention_are_restricted_where_that_pays(kind, length):
+    x = keras.Input((length, 256))
+    arguments = (8, 32) if kind is kl.MultiHeadAttention else (32, 8, 8)
+    model = keras.Model(x, kind(*arguments)(x, x))
+    model.compile(freeze_optimizer(), "mse")
+    kf.freeze(model, mask=functools.partial(corner_mask, last=False))
+    names = {layer.name for layer in restricted_layers(model)}
+    assert names == {"query", "key", "value", "attention_output"}
 
 
 def test_layer_that_is_not_trainable():
@@ -542,3 +593,18 @@ def test_only_channels_that_can_be_left_out_are_taken():
     way = cheapest_block(mask_with(4096, 4096, 40, 4096), (1, 1))
     assert way == (True, False)
     assert cheapest_block(mask_with(4096, 4096, 4096, 40), (1, 1)) == (False, True)
+
+
+@on_every_backend
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, True), (0.1, BACKEND == "jax"), (1.0, False)]
+)
+def test_depthwise_kernel_is_restricted_where_its_gradient_is_dear(share, expected):
+    layer = kl.DepthwiseConv2D(3, depth_multiplier=2)
+    layer.build((None, 16, 16, 256))
+    trained = np.zeros((3, 3, 256, 2), bool)
+    trained[:, :, : round(share * 256)] = True
+    operation = Depthwise(layer)
+    places = operation.places((None, 16, 16, 256))
+    way = cheapest_block(operation.matrices(trained), places, operation.ways)
+    assert (way is not None) == expected

@@ -36,6 +36,29 @@ def attention(x):
     return kl.MultiHeadAttention(2, 3)(x, x)[:, 0]
 
 
+def cross_attention(x):
+    query, value = kl.Reshape((2, 3))(x), kl.Reshape((3, 2))(x)
+    layer = kl.MultiHeadAttention(2, 3, value_dim=2, output_shape=3, flash_attention=False)
+    # With the scores, since JAX knows no other way for values of a size of their own.
+    return layer(query, value, return_attention_scores=True)[0][:, 0]
+
+
+def attention_along_two_axes(x):
+    x = kl.Reshape((2, 1, 3))(x)
+    return kl.MultiHeadAttention(2, 3, attention_axes=(1, 2))(x, x)[:, 0, 0]
+
+
+def grouped_query_attention(x):
+    query = kl.Reshape((2, 3))(x)
+    value = kl.ZeroPadding1D(1)(query)
+    return kl.GroupQueryAttention(2, 4, 2)(query, value, use_causal_mask=True)[:, 1]
+
+
+def separable_twice(x):
+    layer = kl.SeparableConv1D(2, 2, padding="same", activation="tanh")
+    return kl.Dense(3)(kl.Flatten()(layer(layer(kl.Reshape((3, 2))(x)))))
+
+
 class Cell(keras.Layer):
     """A recurrent cell of two Dense layers."""
 
@@ -100,6 +123,10 @@ NETWORKS = {
     "used three times": (shared(3), 2),
     "nested": (functional(nested), 2),
     "attention": (functional(attention), 4),
+    "cross-attention": (functional(cross_attention), 4),
+    "attention along two axes": (functional(attention_along_two_axes), 4),
+    "grouped queries": (functional(grouped_query_attention), 4),
+    "separable convolution used twice": (functional(separable_twice), 3),
     "cell in a loop": (functional(lambda x: rnn(x, False)), 0),
     "cell unrolled": (functional(lambda x: rnn(x, True)), 2),
     "kernel read": (functional(lambda x: kl.Dense(3)(ReadTwice(1, False)(x))), 2),
