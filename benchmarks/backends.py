@@ -154,7 +154,7 @@ def separable():
 
     x = inputs = keras.Input((32, 32, 3))
     x = layers.Conv2D(32, 3, padding="same", use_bias=False)(x)
-    for filters, strides in zip((64, 128, 128, 256, 256, 512, 512), (1, 2, 1, 2, 1, 2, 1)):
+    for filters, strides in (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1):
         x = layers.ReLU()(layers.BatchNormalization()(x))
         x = layers.SeparableConv2D(filters, 3, strides=strides, padding="same", use_bias=False)(x)
     x = layers.GlobalAveragePooling2D()(layers.ReLU()(layers.BatchNormalization()(x)))
