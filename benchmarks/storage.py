@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
 from keras_freeze.paper import models
-from keras_freeze.reporting import paper_sizes
+from keras_freeze.paper.sizes import paper_sizes
 from keras_freeze.storage import inspect, loading, saving
 
 FLAGS = flags.FLAGS

@@ -7,7 +7,8 @@ from keras import layers
 
 import keras_freeze as kf
 from keras_freeze.masks.selection import num_trained_weights
-from keras_freeze.reporting import paper_sizes, report
+from keras_freeze.paper.sizes import paper_sizes
+from keras_freeze.reporting import report
 
 
 def small_network(optimizer=None):

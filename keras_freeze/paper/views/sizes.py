@@ -13,9 +13,10 @@ from keras_freeze.paper.experiments.summary import QUANTITIES, Point, points_by_
 from keras_freeze.paper.figures.curves import log_scale
 from keras_freeze.paper.figures.style import BLACK, draw_grid
 from keras_freeze.paper.results import Results
+from keras_freeze.paper.sizes import PaperSize, paper_sizes
 from keras_freeze.paper.views.cells import cell, cells_are, columns_of
 from keras_freeze.paper.views.drawing import draw_quantity, scale_rates, spread_of, stacked_panels
-from keras_freeze.reporting import PaperSize, paper_sizes, report
+from keras_freeze.reporting import report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
