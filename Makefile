@@ -39,8 +39,7 @@ test-slow: $(VENV)/.installed-test  ## the paper's side, whole programs, other p
 test-all: $(VENV)/.installed-test  ## every case of every test: hours
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(ALL) tests/unit tests/core || status=1; \
-	KERAS_BACKEND=tensorflow $(PYTEST) $(ALL) tests/core tests/tensorflow tests/paper tests/end_to_end \
-	|| status=1; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(ALL) tests || status=1; \
 	KERAS_BACKEND=jax $(PYTEST) $(ALL) tests/core || status=1; \
 	exit $$status
 

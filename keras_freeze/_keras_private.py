@@ -177,7 +177,8 @@ def model_being_traced() -> Any:
     import tensorflow as tf
 
     name = "one_step_on_data"
-    frame = sys._getframe(1) if tf.compat.v1.get_default_graph().name == name else None
+    graph = tf.compat.v1.get_default_graph()
+    frame = sys._getframe(1) if getattr(graph, "name", None) == name else None
     while frame is not None and frame.f_code.co_name != name:
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("self")

@@ -1,6 +1,7 @@
 """Private names of Keras and TensorFlow: each function, and that no other module uses any."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -383,6 +384,64 @@ def test_random_states_are_put_back():
     finally:
         private.set_global_generator(generator)
         private.set_operation_seeds(seeds)
+
+
+@on_tensorflow
+def test_model_being_traced_is_that_of_keras_own_function_alone():
+    import tensorflow as tf
+
+    found = []
+
+    class Traced(Net):
+        def train_step(self, data):
+            found.append(private.model_being_traced())
+            return super().train_step(data)
+
+    model = Traced()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    assert {id(one) for one in found} == {id(model)}
+    tf.function(lambda: found.append(private.model_being_traced()))()
+    assert found[-1] is None
+    assert private.model_being_traced() is None
+
+
+def test_is_train_function_tells_those_of_keras():
+    model = Net()
+    model.compile("sgd", "mse", jit_compile=False)
+    model.make_train_function()
+    function = model.train_function
+    assert private.is_train_function(function)
+    assert not private.is_train_function(functools.wraps(function)(lambda *a: function(*a)))
+    assert not private.is_train_function(None)
+
+
+def test_keep_counters_keeps_the_variables_that_someone_holds():
+    optimizer, other = keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.25)
+    rate, iterations = optimizer.learning_rate, optimizer.iterations
+    before = dict(vars(optimizer))
+    vars(optimizer).update(vars(other))
+    private.keep_counters(optimizer, before)
+    optimizer.learning_rate = 0.125
+    optimizer.build([keras.Variable(np.ones(2))])
+    optimizer.apply([keras.ops.ones(2)])
+    assert float(rate) == 0.125
+    assert int(iterations) == int(optimizer.iterations) == 1
+    assert len(optimizer.variables) == 2
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX")
+def test_state_of_takes_the_values_if_asked():
+    model = Net()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    kernel = model.trainable_variables[0]
+    state = private.state_of(model, is_taken=False)
+    assert len(state) == 4
+    assert private.stored_value(kernel) is state[0][0]
+    private.state_of(model, is_taken=True)
+    assert private.stored_value(kernel) is None
+    model.jax_state_sync()
 
 
 # No other module
