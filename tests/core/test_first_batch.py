@@ -6,6 +6,7 @@ import pytest
 from restricted import every_layer, restricted_layers
 
 import keras_freeze as kf
+from keras_freeze import _keras_private as private
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import TrainFunction
 
@@ -416,3 +417,18 @@ def test_a_kernel_without_entries_is_no_obstacle():
     model.compile(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8), loss="mse")
     fit(model, *data())
     assert isinstance(model.optimizer.update, CompactUpdate)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
+def test_the_state_of_a_model_is_taken_out_of_its_variables_if_asked():
+    model, start = linear_model("sgd")
+    kernel = model.trainable_variables[0]
+    fit(model, *data())
+    state = private.state_of(model, is_taken=False)
+    assert len(state) == 4
+    assert private.stored_value(kernel) is state[0][0]
+    private.state_of(model, is_taken=True)
+    assert private.stored_value(kernel) is None
+    model._jax_state_synced = False
+    model.jax_state_sync()
+    assert values(model)[0].shape == start.shape

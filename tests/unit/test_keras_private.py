@@ -430,20 +430,6 @@ def test_keep_counters_keeps_the_variables_that_someone_holds():
     assert len(optimizer.variables) == 2
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX")
-def test_state_of_takes_the_values_if_asked():
-    model = Net()
-    model.compile("sgd", "mse")
-    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
-    kernel = model.trainable_variables[0]
-    state = private.state_of(model, is_taken=False)
-    assert len(state) == 4
-    assert private.stored_value(kernel) is state[0][0]
-    private.state_of(model, is_taken=True)
-    assert private.stored_value(kernel) is None
-    model.jax_state_sync()
-
-
 # No other module
 
 
