@@ -546,16 +546,6 @@ def test_another_mask_after_xla_compiled_the_step():
             assert np.array_equal(before != after, kf.get_mask(model)[variable])
 
 
-def test_mask_of_the_first_batch_restricts_nothing():
-    model = small_mlp()
-    model.compile(freeze_optimizer(), "mse")
-    with every_layer():
-        trained_weights(model, points())
-        kf.restrict_gradients(model)
-    assert kf.get_mask(model) is not None
-    assert not restricted_layers(model)
-
-
 def test_optimizer_of_ones_own_beside_a_compiled_one_restricts_nothing():
     model = small_mlp()
     model.compile(sgd(), "mse")
