@@ -394,6 +394,25 @@ def is_compiled_by_xla(graph: Any) -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
+def checkpoint_being_restored(trackable: Any) -> dict[str, Any] | None:
+    """Return what a checkpoint has for an object, before its parts are restored; None elsewhere.
+
+    To be called by the object's `_trackable_children`, which TensorFlow calls in
+    `_queue_children_for_restoration`, where `checkpoint_position` is a variable.
+    """
+    frame = sys._getframe(2)
+    position = frame.f_locals.get("checkpoint_position")
+    if frame.f_code.co_name != "_queue_children_for_restoration" or position is None:
+        return None
+    if position.trackable is not trackable:
+        return None
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(position.checkpoint.save_path_string)
+    attributes = position.object_proto.attributes
+    return {each.name: reader.get_tensor(each.checkpoint_key) for each in attributes}
+
+
 def without_tracing_warning(function: Any) -> Any:
     """Let a `tf.function` be traced for many shapes: `_omit_frequent_tracing_warning`."""
     vars(function)["_omit_frequent_tracing_warning"] = True

@@ -20,7 +20,6 @@ from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
-from keras_freeze.optimizer.first_batch import continue_compactly
 from keras_freeze.optimizer.inner_optimizer import (
     fresh_copies,
     reset_to,
@@ -385,9 +384,9 @@ class MaskedOptimizer(DelegatingOptimizer):
     # Hooks of TensorFlow, which saves the variables by itself, except those of the mask.
 
     def _trackable_children(self, save_type: str = "checkpoint", **arguments: Any) -> Any:
-        if save_type == "checkpoint" and not backend.is_traced():
-            # A checkpoint from right after the first batch then fits the steps after it.
-            continue_compactly(self)
+        saved = _keras_private.checkpoint_being_restored(self)
+        if saved:
+            saving.from_first_tensors(self, saved)
         children = super()._trackable_children(save_type, **arguments)
         if save_type == "checkpoint":
             return children

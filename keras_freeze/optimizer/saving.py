@@ -84,6 +84,17 @@ def from_tensors(optimizer: "MaskedOptimizer", tensors: Mapping[str, Any]) -> No
         _load_content(optimizer, content, is_deferred=True)
 
 
+def from_first_tensors(optimizer: "MaskedOptimizer", tensors: Mapping[str, Any]) -> None:
+    """Read the state before the inner optimizer's variables are restored, which follow from it.
+
+    They do where the first batch decides: a checkpoint may be from before or after that.
+    """
+    content = from_bytes(np.asarray(tensors[_KEY]))
+    decides = optimizer.update is not None and optimizer.update.by_first_batch
+    if content and decides and read_state(content).by_first_batch:
+        _load_content(optimizer, content)
+
+
 def content_of(optimizer: "MaskedOptimizer") -> dict[str, Any]:
     """Return what checkpoints contain of a FreezeOptimizer; nothing if there is no state yet."""
     content: dict[str, Any] = {}
