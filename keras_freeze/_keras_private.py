@@ -52,22 +52,15 @@ def clear_losses(model: Any) -> None:
 
 
 def build_symbolically(model: Any, data: Any) -> None:
-    """Build a model, its metrics, its loss and its optimizer as `fit` does.
+    """Build a model, its metrics, loss and optimizer for a batch of data, as `fit` does.
 
     `Trainer._symbolic_build`.
-
-    Args:
-        model: the model.
-        data: a batch, as `fit` hands it to `train_step`.
     """
     model._symbolic_build(data_batch=data)
 
 
 def has_unbuilt_metrics(model: Any) -> bool:
-    """Return whether a model has metrics from `compile` that are not built.
-
-    `Trainer._compile_metrics`.
-    """
+    """Return whether metrics from `compile` are not built: `Trainer._compile_metrics`."""
     metrics = model._compile_metrics
     return metrics is not None and not metrics.built
 
@@ -209,10 +202,7 @@ def has_shape(variable: Any) -> bool:
 
 
 def shape_check() -> Callable[[Any, Any], Any]:
-    """Return the method that Keras calls for each new variable, before it allocates memory.
-
-    `Variable._validate_shape`.
-    """
+    """Return what Keras calls before it allocates a variable: `Variable._validate_shape`."""
     method: Callable[[Any, Any], Any] = _Variable._validate_shape
     return method
 
