@@ -125,7 +125,7 @@ def continue_compactly(optimizer: "MaskedOptimizer") -> bool:
     Returns:
         Whether the update has changed.
     """
-    if optimizer.phase is not Phase.DECIDED or not optimizer.can_become_compact:
+    if not optimizer.can_become_compact or optimizer.phase is not Phase.DECIDED:
         return False
     with exclusive(optimizer):
         inner, state = optimizer.inner_optimizer, optimizer.state

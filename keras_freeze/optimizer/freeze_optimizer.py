@@ -158,6 +158,7 @@ class FreezeOptimizer(MaskedOptimizer):
             super().build(list(variables))
             self.plan = replace(self.plan, state=None)
             self._register()
+            # Where the update becomes compact after the first batch, it has warned before that.
             if not isinstance(self.update, CompactUpdate) or not self.update.by_first_batch:
                 warn_of_constraints(parameters, self.frozen_weights, self.mask)
         model = frozen_variables.model_of(self)
@@ -211,7 +212,7 @@ class FreezeOptimizer(MaskedOptimizer):
             recorder.record(self, grads, trainable_variables)
             return
         variables = self._variables_of_step(grads, trainable_variables)
-        if backend.STEPS_ARE_EAGER and self.can_become_compact:
+        if backend.STEPS_ARE_EAGER:
             continue_compactly(self)
         assert self.update is not None
         self.check_counts()

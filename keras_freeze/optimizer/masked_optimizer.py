@@ -311,9 +311,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         if not self.built:
             raise ValueError("`set_weights` needs an optimizer that is built.")
         problem = self._problem_with(weights)
-        if problem and isinstance(self.update, CompactUpdate) and self.update.by_first_batch:
-            problem = self._go_back_to_first_batch(weights) and problem
-        if problem:
+        if problem and not self._goes_back_to_first_batch(weights):
             raise ValueError(problem)
         before = self.mask
         frozen_variables.keep_current_masks(self)
@@ -342,16 +340,18 @@ class MaskedOptimizer(DelegatingOptimizer):
                 )
         return ""
 
-    def _go_back_to_first_batch(self, weights: Sequence[Any]) -> str:
-        """Use the update of the first batch again, unless it does not fit arrays either."""
+    def _goes_back_to_first_batch(self, weights: Sequence[Any]) -> bool:
+        """Use the update of the first batch again if arrays fit it; return whether they do."""
+        if not isinstance(self.update, CompactUpdate) or not self.update.by_first_batch:
+            return False
         state, values = self.state, [backend.to_numpy(v) for v in self.variables]
         self.rebuild(State(None, compact=False), self.built_variables)
-        problem = self._problem_with(weights)
-        if problem:
-            self.rebuild(state, self.built_variables)
-            for variable, value in self._settable(values):
-                variable.assign(value)
-        return problem
+        if not self._problem_with(weights):
+            return True
+        self.rebuild(state, self.built_variables)
+        for variable, value in self._settable(values):
+            variable.assign(value)
+        return False
 
     def save_own_variables(self, store: Any) -> None:
         """Write the mask; Keras saves the inner optimizer beside it."""
