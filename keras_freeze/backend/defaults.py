@@ -29,6 +29,11 @@ def cause_of(error: Any) -> str:
     return str(error).strip()
 
 
+def can_hold(values: Any) -> bool:
+    """Return True: a variable holds all values of its dtype."""
+    return True
+
+
 # Graphs and functions that are traced
 
 

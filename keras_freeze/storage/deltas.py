@@ -22,6 +22,7 @@ from keras_freeze.storage.keras_model import (
     finish_loading,
     is_random_state,
     set_bits,
+    values_for,
     variables_of,
 )
 from keras_freeze.storage.restoring import (
@@ -101,10 +102,15 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
         with refusing():
             values = restored(header, container, variables)
             check_rest(values)
+        found = [
+            (index, variable, bits)
+            for index, (variable, bits) in enumerate(zip(variables, values.bits, strict=True))
+            if not is_random_state(variable)
+        ]
+        for _, variable, bits in found:
+            values_for(variable, bits, dtype_of(variable))  # raises before anything is assigned
     replaced = []
-    for index, (variable, bits) in enumerate(zip(variables, values.bits, strict=True)):
-        if is_random_state(variable):
-            continue
+    for index, variable, bits in found:
         before = bits_of(variable)
         places = np.flatnonzero(before != bits)
         if places.size:

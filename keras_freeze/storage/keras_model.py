@@ -69,8 +69,13 @@ def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
     """Assign bit patterns of a dtype, which is that of the variable or another integer dtype.
 
     Raises:
-        FreezeFileError: If the dtype of the variable cannot represent a value.
+        FreezeFileError: If the variable cannot hold a value.
     """
+    variable.assign(values_for(variable, bits, dtype).reshape(tuple(variable.shape)))
+
+
+def values_for(variable: Any, bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the values that `set_bits` assigns, as a vector of the variable's dtype."""
     saved = from_bits(bits, dtype)
     values = saved.astype(numpy_dtype(dtype_of(variable)), copy=False)
     if dtype != dtype_of(variable) and not np.array_equal(values, saved):
@@ -78,7 +83,14 @@ def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
             f"The values of {path_of(variable)!r} are saved as {dtype}, and {dtype_of(variable)}, "
             "its dtype with this backend, cannot represent them."
         )
-    variable.assign(values.reshape(tuple(variable.shape)))
+    if not backend.can_hold(values):
+        raise FreezeFileError(
+            f"The values of {path_of(variable)!r} are saved as {dtype}, which JAX rounds to 32 "
+            "bits. Load the file where `jax_enable_x64` is set: "
+            '`jax.config.update("jax_enable_x64", True)`, or the environment variable '
+            "JAX_ENABLE_X64=1."
+        )
+    return values
 
 
 def are_integers(dtype: str, other: str) -> bool:

@@ -72,6 +72,27 @@ def test_every_kind_of_model_comes_back_in_a_fresh_process(tmp_path):
     assert_comes_back_in_a_fresh_process(models, tmp_path)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="others have 64 bits at any time")
+def test_values_of_64_bits_are_not_rounded_by_jax(tmp_path):
+    import jax
+
+    base = storage_cases.MODELS["float64"]()
+    before = values_of(base.variables)
+    base.save(tmp_path / "base.keras")
+    with jax.enable_x64(True):
+        kf.save(trained(storage_cases.MODELS["float64"]()), tmp_path / "model.freeze")
+        wide = keras.models.load_model(tmp_path / "base.keras")
+        kf.save(
+            trained(wide, reinitialize=False), tmp_path / "delta", base=tmp_path / "base.keras"
+        )
+        assert value_of(kf.load(tmp_path / "model.freeze").variables[0]).dtype == "float64"
+    with pytest.raises(kf.storage.FreezeFileError, match="jax_enable_x64"):
+        kf.load(tmp_path / "model.freeze")
+    with pytest.raises(kf.storage.FreezeFileError, match="jax_enable_x64"):
+        kf.storage.apply_delta(base, tmp_path / "delta")
+    assert all(map(same_bits, before, values_of(base.variables)))
+
+
 @pytest.mark.exhaustive
 def test_models_as_keras_drew_them_train_on_in_a_fresh_process(tmp_path):
     models = {}
