@@ -88,7 +88,7 @@ def test_frozen_weights_keep_their_bits_and_the_rest_is_trained(combination):
     if ours is not None:
         with pytest.raises(Exception) as plain:  # noqa: PT011 - compared below
             train_plainly(*combination[:-1])
-        assert words(plain.value) == words(ours.__cause__ or ours)
+        assert words(plain.value) in (words(ours), words(ours.__cause__))
         pytest.skip(f"plain Keras fails alike: {type(ours).__name__}: {str(ours)[:100]}")
     if moving != (True, True):
         assert moving == train_plainly(*combination[:-1])
