@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import gradients_by_autodiff
+from helpers import gradients_by_autodiff, same_bits, values_of
 from keras import layers
 from loops import loop
 from oracle import brute_force_mask
@@ -465,12 +465,13 @@ def test_gradient_that_is_not_finite_names_the_layer():
 def test_first_batch_with_nan_stops_and_changes_nothing(run_eagerly):
     model = make_model()
     model.run_eagerly = run_eagerly
-    before = [v.numpy() for v in model.trainable_variables]
-    with pytest.raises(Exception, match=r"fc1/kernel.*not finite"):
-        model.fit(**with_nan(), verbose=0)
-    assert all(
-        (a == b.numpy()).all() for a, b in zip(before, model.trainable_variables, strict=True)
-    )
+    before = values_of(model.trainable_variables)
+    # On JAX, a step cannot raise.
+    raises = pytest.raises(Exception, match=r"fc1/kernel.*not finite")
+    warns = pytest.warns(RuntimeWarning, match="No step has decided")
+    with warns if keras.backend.backend() == "jax" else raises:
+        model.fit(**with_nan(), batch_size=64, verbose=0)
+    assert all(map(same_bits, before, values_of(model.trainable_variables)))
     assert kf.get_mask(model) is None
 
 
@@ -582,6 +583,7 @@ def test_exclude_that_names_nothing_is_an_error():
         model.fit(*make_data(), verbose=0)
 
 
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="plain Keras takes it as well")
 def test_optimizer_of_one_model_is_refused_by_another():
     model = make_model()
     kf.freeze(model, *make_data())
