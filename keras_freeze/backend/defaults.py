@@ -29,9 +29,9 @@ def cause_of(error: Any) -> str:
     return str(error).strip()
 
 
-def can_hold(values: Any) -> bool:
-    """Return True: a variable holds all values of its dtype."""
-    return True
+def held_dtype(dtype: Any) -> Any:
+    """Return `dtype`: it is the dtype of the values that a variable of this dtype holds."""
+    return dtype
 
 
 # Graphs and functions that are traced

@@ -282,16 +282,18 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
     array = np.array(_tensor(value))
+    # See `held_dtype`.
     if isinstance(value, keras.Variable) and value.dtype in ("float64", "int64", "uint64"):
-        # Unless `jax_enable_x64` is set, it holds values of 32 bits.
         return array.astype(value.dtype, copy=False)
     return array
 
 
-def can_hold(values: np.ndarray) -> bool:
-    """Return whether a variable of the dtype of `values` holds them without rounding."""
-    held = values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
-    return held is values or np.array_equal(held, values, equal_nan=True)
+def held_dtype(dtype: Any) -> Any:
+    """Return the dtype of the values that a variable of NumPy's `dtype` holds.
+
+    Of 64 bits, JAX holds 32 unless `jax_enable_x64` is set.
+    """
+    return jax.dtypes.canonicalize_dtype(dtype)
 
 
 def sparse_tensor(matrix: Any) -> Any:

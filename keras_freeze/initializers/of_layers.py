@@ -158,13 +158,13 @@ def draw(source: Source, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return initializer.values(shape).astype(expected)
     try:
         values: np.ndarray = keras.ops.convert_to_numpy(initializer(shape, dtype=dtype))
-        if (values.shape, values.dtype) != (shape, expected):
+        if (values.shape, values.dtype) != (shape, backend.held_dtype(expected)):
             raise ValueError(f"they are {values.dtype} of shape {values.shape}")
     except Exception as error:  # as above
         raise ValueError(
             f"Keras's initializer {source.config} gives no {dtype} values of shape {shape}: {error}"
         ) from error
-    return values
+    return values.astype(expected, copy=False)
 
 
 def is_portable(source: Source) -> bool:

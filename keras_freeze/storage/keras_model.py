@@ -83,7 +83,8 @@ def values_for(variable: Any, bits: np.ndarray, dtype: str) -> np.ndarray:
             f"The values of {path_of(variable)!r} are saved as {dtype}, and {dtype_of(variable)}, "
             "its dtype with this backend, cannot represent them."
         )
-    if not backend.can_hold(values):
+    held = values.astype(backend.held_dtype(values.dtype), copy=False)
+    if held is not values and not np.array_equal(held, values, equal_nan=True):
         raise FreezeFileError(
             f"The values of {path_of(variable)!r} are saved as {dtype}, which JAX rounds to 32 "
             "bits. Load the file where `jax_enable_x64` is set: "
