@@ -37,6 +37,7 @@ if TYPE_CHECKING or not _is_command_line():
     from keras_freeze.model_state import get_mask
     from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
     from keras_freeze.pruning import PruningCheck, check_pruning, prune
+    from keras_freeze.quantization import Quantization, quantize
     from keras_freeze.reinitialization import reinitialize
     from keras_freeze.reporting import report
     from keras_freeze.restricted.layers import (
@@ -68,6 +69,7 @@ __all__ = [
     "FreezeMask",
     "FreezeOptimizer",
     "PruningCheck",
+    "Quantization",
     "__version__",
     "apply_delta",
     "check_pruning",
@@ -78,6 +80,7 @@ __all__ = [
     "initializers",
     "load",
     "prune",
+    "quantize",
     "reinitialize",
     "remove_delta",
     "report",

@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.threads import check_not_trained_elsewhere
-from keras_freeze.gradients.data import Passes
-from keras_freeze.gradients.loss import data_errors
+from keras_freeze.gradients.data import Passes, check_readable_again
+from keras_freeze.gradients.loss import evaluate
 from keras_freeze.gradients.preserve import KeptValues, attributes_kept, state_kept
 from keras_freeze.masks.frozen_variables import zero_frozen_entries
 from keras_freeze.model_state import ModelOptimizers, check_model, check_not_quantized, get_mask
@@ -67,11 +67,7 @@ def check_pruning(
     ```
     """
     check_model(model)
-    if isinstance(x, Iterator):
-        raise ValueError(
-            "Argument `x` must be arrays, a dataset, or something else that can be read "
-            f"twice. Received: an iterator, x={x!r}"
-        )
+    check_readable_again(x)
     Passes(x, y, None, None, batch_size)  # refuses data that are empty or do not fit together
     check_not_quantized(model)
     # What the evaluations build, such as metrics, goes too: `fit` draws one random number less on
@@ -81,9 +77,9 @@ def check_pruning(
             weights = [backend.to_numpy(v) for v in model.variables]
             prune(model)
             pruned = [_largest_pruned(*pair) for pair in zip(weights, model.variables, strict=True)]
-            after = _evaluate(model, x, y, batch_size)
+            after = evaluate(model, x, y, batch_size)
         with _left_as_it_was(model):
-            before = _evaluate(model, x, y, batch_size)
+            before = evaluate(model, x, y, batch_size)
     return PruningCheck(float(np.max(pruned)), before, after)
 
 
@@ -91,11 +87,6 @@ def _largest_pruned(before: np.ndarray, variable: Any) -> float:
     """Return the largest magnitude among the entries of a variable that have become zero."""
     has_become_zero = (backend.to_numpy(variable) == 0) & (before != 0)
     return float(np.abs(before[has_become_zero]).max(initial=0))
-
-
-def _evaluate(model: keras.Model, x: Any, y: Any, batch_size: int | None) -> dict[str, Any]:
-    with data_errors():
-        return model.evaluate(x, y, batch_size=batch_size, verbose=0, return_dict=True)
 
 
 @contextlib.contextmanager

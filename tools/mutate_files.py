@@ -86,7 +86,7 @@ class Original:
 def write_originals(folder: Path) -> list[Original]:
     """Write files of several kinds, and return their contents."""
     makers: list[Callable[[Path], keras.Model | None]] = [_seeded, _decayed, _pruned, _delta]
-    makers.append(_mask_only)
+    makers += [_on_a_grid, _mask_only]
     originals = []
     for maker in [*makers, _with_operations, _recurrent]:
         path = folder / f"{maker.__name__}.freeze"
@@ -142,6 +142,12 @@ def _delta(path: Path) -> keras.Model:
     model.set_weights(base.get_weights())
     kf.save(_trained(model), path, base=base)
     return base
+
+
+def _on_a_grid(path: Path) -> None:
+    model = _trained(_dense(6))
+    kf.quantize(model, step=0.02)
+    kf.save(model, path)
 
 
 def _mask_only(path: Path) -> None:

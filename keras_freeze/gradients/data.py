@@ -98,6 +98,15 @@ class Passes:
         return batches if self._steps is None else _first(batches, self._steps)
 
 
+def check_readable_again(x: Any) -> None:
+    """Raise ValueError for data that can be read only once."""
+    if isinstance(x, Iterator):
+        raise ValueError(
+            "Argument `x` must be arrays, a dataset, or something else that can be read "
+            f"twice. Received: an iterator, x={x!r}"
+        )
+
+
 def length_of(data: Any) -> int:
     """Return the number of samples in a batch or in arrays."""
     return int(tree.flatten(data)[0].shape[0])

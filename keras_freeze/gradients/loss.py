@@ -125,6 +125,12 @@ def data_errors(number: int | None = None) -> Iterator[None]:
         ) from error
 
 
+def evaluate(model: keras.Model, x: Any, y: Any, batch_size: int | None = None) -> dict[str, Any]:
+    """Return loss and metrics, by name, as `model.evaluate` does."""
+    with data_errors():
+        return model.evaluate(x, y, batch_size=batch_size, verbose=0, return_dict=True)
+
+
 def _all_finite(results: Iterable[Any]) -> bool:
     return all(bool(ops.all(ops.isfinite(r))) for r in results if r is not None)
 

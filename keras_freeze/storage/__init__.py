@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_freeze.storage.deltas import apply_delta, remove_delta
     from keras_freeze.storage.errors import FreezeFileError
+    from keras_freeze.storage.grids import Grid
     from keras_freeze.storage.inspection import Inspection, inspect
     from keras_freeze.storage.loading import load
     from keras_freeze.storage.saving import save
 
 _MODULES = {
     "FreezeFileError": "errors",
+    "Grid": "grids",
     "Inspection": "inspection",
     "apply_delta": "deltas",
     "inspect": "inspection",
@@ -25,6 +27,7 @@ _MODULES = {
 
 __all__ = [
     "FreezeFileError",
+    "Grid",
     "Inspection",
     "apply_delta",
     "inspect",

@@ -18,7 +18,7 @@ from keras_freeze._version import __version__
 from keras_freeze.storage.errors import FreezeFileError
 
 MAGIC = b"\x89FREEZE\n"
-VERSION = 1
+WITHOUT_GRIDS, WITH_GRIDS = 1, 2  # versions of the format: whether values may be on a grid
 
 SECTIONS = ("header", "mask", "exponents", "mantissas")
 _PREAMBLE = struct.Struct("<8sIIQQQQIIII")
@@ -58,6 +58,7 @@ def write_container(
     mask: bytes,
     exponents: bytes,
     mantissas: bytes,
+    version: int = WITHOUT_GRIDS,
 ) -> None:
     """Write a file atomically: an interrupted write leaves the older file as it was."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
@@ -73,7 +74,7 @@ def write_container(
     sections = (packer.compress(encoded) + packer.flush(), mask, exponents, mantissas)
     lengths = [len(section) for section in sections]
     checks = [zlib.crc32(section) for section in sections]
-    preamble = _PREAMBLE.pack(MAGIC, VERSION, len(encoded), *lengths, *checks)
+    preamble = _PREAMBLE.pack(MAGIC, version, len(encoded), *lengths, *checks)
     parts = (preamble, _CHECK.pack(zlib.crc32(preamble)), *sections)
     digest = hashlib.sha256()
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -137,11 +138,11 @@ def _check_preamble(
         problem = f"it has been cut short to {size} bytes; at least {_START} are needed"
         raise _error(path, f"{problem}. {_COPY_AGAIN}")
     _, version, text_length, *rest = _PREAMBLE.unpack_from(start)
-    if version != VERSION:
+    if version not in (WITHOUT_GRIDS, WITH_GRIDS):
         raise _error(
             path,
             f"its format has version {version}, and keras_freeze {__version__} reads version "
-            f"{VERSION}: upgrade keras_freeze",
+            f"{WITHOUT_GRIDS} and {WITH_GRIDS}: upgrade keras_freeze",
         )
     if _CHECK.unpack_from(start, _PREAMBLE.size)[0] != zlib.crc32(start[: _PREAMBLE.size]):
         raise _error(path, f"its first {_START} bytes are damaged. {_COPY_AGAIN}")

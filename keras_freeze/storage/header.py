@@ -11,7 +11,7 @@ from typing import Any
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze.masks.settings import Settings
-from keras_freeze.starts import BASE, SEED, Source
+from keras_freeze.starts import BASE, INITIALIZER, SEED, Source
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
 from keras_freeze.storage.fields import (
@@ -26,6 +26,7 @@ from keras_freeze.storage.fields import (
     num_rescued_of,
     versions_of,
 )
+from keras_freeze.storage.grids import DTYPES, Grid, default_origin
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class VariableRecord:
         stored_dtype: The dtype of the values in the file.
         trainable: Whether the variable is a parameter; statistics and random states are not.
         checksum: CRC-32 of all values, little-endian, as they are once loaded.
+        grid: The grid that the values in the file are on, as integers; None for values as they are.
+        origin: Where the starts of these come from; None for `source`, and 0 without a source.
     """
 
     path: str
@@ -75,11 +78,23 @@ class VariableRecord:
     stored_dtype: str
     trainable: bool
     checksum: int
+    grid: Grid | None = None
+    origin: Source | None = None
 
     @property
     def size(self) -> int:
         """The number of values of the variable."""
         return math.prod(self.shape)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources that give all values of the variable: `source` and `origin`."""
+        return [source for source in (self.source, self.origin) if source is not None]
+
+    @property
+    def starts_from(self) -> Source:
+        """Where the starts of values on a grid come from."""
+        return default_origin(self.source) if self.origin is None else self.origin
 
     def num_stored(self, num_trained: int) -> int:
         """Return the number of values in the file, given how many its mask trains."""
@@ -100,6 +115,10 @@ class VariableRecord:
                 described["mask"].append(self.entry.settings)
         if self.stored_dtype != self.dtype:
             described["stored_dtype"] = self.stored_dtype
+        if self.grid is not None:
+            described["grid"] = self.grid.step
+        if self.origin is not None:
+            described["origin"] = self.origin.to_json()
         if not self.trainable:
             described["trainable"] = False
         return {**described, "crc32": self.checksum}
@@ -118,6 +137,8 @@ class VariableRecord:
             stored_dtype=check_dtype(described.get("stored_dtype", dtype)),
             trainable=check_type("trainable", described.get("trainable", True), bool),
             checksum=check_json_int("crc32", described["crc32"], 2**32),
+            grid=Grid(check_finite("grid", described["grid"])) if "grid" in described else None,
+            origin=Source.from_json(described["origin"]) if "origin" in described else None,
         )
 
 
@@ -240,7 +261,7 @@ class Header:
     def to_json(self) -> dict[str, Any]:
         """Return the header as a JSON object without the fields that have their defaults."""
         described: dict[str, Any] = {"versions": dict(self.versions), "model": self.model}
-        if any(r.source is not None and r.source.kind == SEED for r in self.records):
+        if any(source.kind == SEED for r in self.records for source in r.sources):
             described["generator"] = self.generator
         described["variables"] = [record.to_json() for record in self.records]
         if self.settings:
@@ -308,11 +329,12 @@ class Header:
         for record in self.records:
             if self.settings and record.entry and record.entry.settings >= len(self.settings):
                 raise FreezeFileError(f"{record.path!r} has settings that are missing")
-            source = record.source
-            if source is not None and source.pattern >> 8 * WIDTHS[record.dtype]:
-                raise FreezeFileError(f"{record.path!r} has a constant of too many bits")
-            if source is not None and source.kind == BASE and self.base is None:
-                raise FreezeFileError(f"{record.path!r} comes from a base that is missing")
+            for source in record.sources:
+                if source.pattern >> 8 * WIDTHS[record.dtype]:
+                    raise FreezeFileError(f"{record.path!r} has a constant of too many bits")
+                if source.kind == BASE and self.base is None:
+                    raise FreezeFileError(f"{record.path!r} comes from a base that is missing")
+            _check_grid(record)
             rounded = record.dtype == "float32" and record.stored_dtype in ("float16", "bfloat16")
             if record.stored_dtype != record.dtype and not rounded:
                 raise FreezeFileError(f"{record.path!r} is stored as {record.stored_dtype}")
@@ -321,6 +343,9 @@ class Header:
     def num_bytes(self) -> int:
         """The size in bytes of all variables, masks and optimizer variables."""
         needed = sum(extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
+        # The starts, and the integers in 8 bytes.
+        gridded = [r for r in self.records if r.grid is not None]
+        needed += sum(extent(r.shape) * (WIDTHS[r.dtype] + 8) for r in gridded)
         if self.optimizer is not None:
             needed += sum(extent(s.shape) * WIDTHS[s.dtype] for s in self.optimizer.slots)
         return needed
@@ -333,6 +358,20 @@ class Header:
             for r in self.records
             if r.entry is not None
         ]
+
+
+def _check_grid(record: VariableRecord) -> None:
+    """Refuse integers where a file has none."""
+    if record.grid is None:
+        if record.origin is not None:
+            raise FreezeFileError(f"{record.path!r} has an origin without a grid")
+        return
+    if record.dtype not in DTYPES or record.stored_dtype != record.dtype:
+        raise FreezeFileError(f"{record.path!r} of dtype {record.dtype} has a grid")
+    if record.source is not None and record.entry is None:
+        raise FreezeFileError(f"{record.path!r} has a grid and no stored values")
+    if record.origin is not None and record.origin.kind == INITIALIZER:
+        raise FreezeFileError(f"{record.path!r} has an initializer of Keras as its origin")
 
 
 def _settings(value: Any) -> Settings:

@@ -209,6 +209,8 @@ def _describe(record: VariableRecord) -> str:
     """Return where the values come from that are not stored, in words."""
     source = record.source
     rounded = "" if record.stored_dtype == record.dtype else f"rounded to {record.stored_dtype}"
+    if record.grid is not None:
+        rounded = f"on a grid of {record.grid.step:.6g}"
     if source is None:
         return rounded
     config = source.config or {}

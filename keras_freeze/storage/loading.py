@@ -21,6 +21,7 @@ from keras_freeze.storage.checks.creation import only_announced
 from keras_freeze.storage.checks.memory import limit_of
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
+from keras_freeze.storage.grids import remember_grid
 from keras_freeze.storage.header import Header, VariableRecord
 from keras_freeze.storage.keras_model import (
     are_integers,
@@ -119,6 +120,8 @@ def _load(
     values = restored(header, container, base)
     for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
         set_bits(variable, bits, record.dtype)
+        if record.grid is not None:
+            remember_grid(variable, record.grid, record.starts_from)
     finish_loading(model)
     _keep_initializers(model, variables, header.records)
     _restore_optimizer(model, header, values)

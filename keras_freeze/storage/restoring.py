@@ -12,7 +12,7 @@ from keras_freeze.initializers.of_layers import start_of, versions
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import path_of, same_path
 from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Start
-from keras_freeze.storage.coding.values import decode_values
+from keras_freeze.storage.coding.values import INTEGERS, decode_values
 from keras_freeze.storage.container import Container
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import Header, VariableRecord
@@ -54,15 +54,18 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
     masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
     stored, optimizer = _stored_values(header, container, masks)
-    sources = [(r.source, r.shape, r.dtype) for r in header.records if r.source is not None]
+    sources = [(source, r.shape, r.dtype) for r in header.records for source in r.sources]
     if any(source.kind == SEED for source, _, _ in sources):
         _check_generator(header)
     sourced = iter(regenerate(sources, base))
     values: list[np.ndarray] = []
     starts: dict[int, Start] = {}
     for record, chosen, bits in zip(header.records, masks, stored, strict=True):
-        if record.source is not None:
-            rest = next(sourced)
+        rest = None if record.source is None else next(sourced)
+        if record.grid is not None:
+            origin = rest if record.origin is None else next(sourced)
+            bits = _from_grid(record, origin, chosen, bits)
+        if rest is not None and record.source is not None:
             if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
                 start = start_of(record.source, rest, header.versions)
                 starts[record.entry.position] = start
@@ -75,6 +78,28 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
             raise _mismatch(header, record)
         values.append(bits)
     return Values(values, mask, starts, optimizer)
+
+
+def _from_grid(
+    record: VariableRecord,
+    starts: np.ndarray | None,
+    chosen: np.ndarray | None,
+    integers: np.ndarray,
+) -> np.ndarray:
+    """Return values on a grid as bit patterns.
+
+    Args:
+        record: the variable.
+        starts: the starts of all of its values as bit patterns; None for zeros.
+        chosen: which of them are stored; None for all.
+        integers: the integers in the file.
+    """
+    assert record.grid is not None
+    if starts is None:
+        starts = np.zeros(record.size, f"u{WIDTHS[record.dtype]}")
+    if record.source is not None and chosen is not None:
+        starts = starts[chosen]
+    return as_bits(record.grid.values(from_bits(starts, record.dtype), integers))
 
 
 def check_variables(header: Header, variables: Sequence[Any]) -> None:
@@ -103,7 +128,10 @@ def _stored_values(
 ) -> tuple[list[np.ndarray], Iterator[np.ndarray]]:
     """Return the values in the file, of the model's variables and of the optimizer's."""
     kinds = [
-        (r.num_stored(0 if m is None else int(np.count_nonzero(m))), WIDTHS[r.stored_dtype])
+        (
+            r.num_stored(0 if m is None else int(np.count_nonzero(m))),
+            WIDTHS[r.stored_dtype] if r.grid is None else INTEGERS,
+        )
         for r, m in zip(header.records, masks, strict=True)
     ]
     slots = () if header.optimizer is None else header.optimizer.slots

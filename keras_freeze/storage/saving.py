@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
-from keras_freeze._utils.validation import check_bool, check_one_of
+from keras_freeze._utils.validation import check_bool, value_error
 from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.settings import Settings
@@ -20,8 +21,10 @@ from keras_freeze.storage.checks.configuration import check_configuration
 from keras_freeze.storage.checks.creation import only_announced
 from keras_freeze.storage.coding.masks import encode_masks
 from keras_freeze.storage.coding.values import encode_values
-from keras_freeze.storage.container import write_container
+from keras_freeze.storage.container import WITH_GRIDS, WITHOUT_GRIDS, write_container
 from keras_freeze.storage.errors import FreezeFileError, check_path
+from keras_freeze.storage.grid_values import round_to_grid, set_grids
+from keras_freeze.storage.grids import Grid
 from keras_freeze.storage.header import Header, OptimizerState, Slot
 from keras_freeze.storage.keras_model import (
     bits_of,
@@ -37,6 +40,7 @@ from keras_freeze.storage.keras_model import (
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.restoring import check_variables
 from keras_freeze.storage.sources import (
+    SavedVariable,
     check_explained,
     find_sources,
     saved_variables,
@@ -53,7 +57,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     base: keras.Model | str | os.PathLike[str] | None = None,
-    values: str = "float32",
+    values: str | Grid = "float32",
     include_optimizer: bool = False,
     include_frozen: bool = False,
 ) -> None:
@@ -78,7 +82,9 @@ def save(
             equal to those of the base are left out, and `load` and `apply_delta` need the base.
             Defaults to `None`.
         values: The dtype in which values of float32 parameters are stored: `"float32"` (exact),
-            or rounded to `"float16"` or `"bfloat16"`. Defaults to `"float32"`.
+            or rounded to `"float16"` or `"bfloat16"`; or a `keras_freeze.storage.Grid`, to which
+            the trained values of all floating-point parameters are rounded. Values that `quantize`
+            has put on a grid stay exact. Defaults to `"float32"`.
         include_optimizer: Whether to save the state of the optimizer, so that training continues
             from the file as from the model. Without it, the optimizer of the loaded model starts
             with its initial state. Defaults to `False`.
@@ -103,15 +109,12 @@ def save(
     _check_arguments(model, path, base, values, include_optimizer, include_frozen)
     config = config_of(model)
     state, mask = _state_of(model), get_mask(model)
-    entries = {} if mask is None else {id(v): mask.find(v) for v in model.variables}
     base_variables = None if base is None else variables_of(open_base(base))
-    settings, numbers = _settings_of(model)
-    variables = saved_variables(model, entries, numbers, values)
-    set_starts(variables, state)
-    holders = initializers_of(model)
-    find_sources(
-        variables, state.decay_scale, base_variables, holders, portable_only=include_frozen
-    )
+    stored_dtype = values if isinstance(values, str) else "float32"
+    variables, settings = sourced_variables(model, base_variables, stored_dtype, include_frozen)
+    set_grids(variables, base_variables)
+    if isinstance(values, Grid):
+        round_to_grid(model, variables, base_variables, values)
     if not include_frozen:
         check_explained(variables)
     header = Header(
@@ -134,10 +137,34 @@ def save(
     _check_allowed(config)
     _check_loads_again(model, header, include_optimizer)
     warn_if_not_portable(variables)
-    write_container(path, header.to_json(), masks, exponents, mantissas)
+    version = WITH_GRIDS if any(r.grid is not None for r in header.records) else WITHOUT_GRIDS
+    write_container(path, header.to_json(), masks, exponents, mantissas, version)
     for saved in variables:
         if saved.is_settled:
             set_bits(saved.variable, saved.bits, dtype_of(saved.variable))
+
+
+def sourced_variables(
+    model: keras.Model,
+    base: Sequence[Any] | None,
+    stored_dtype: str = "float32",
+    portable_only: bool = False,
+) -> tuple[list[SavedVariable], tuple[Settings, ...]]:
+    """Return a model's variables with their sources, and the settings that decided its masks.
+
+    Args:
+        model: The model.
+        base: The variables of the base, or None.
+        stored_dtype: The dtype in which values of float32 parameters are stored.
+        portable_only: As of `find_sources`.
+    """
+    state, mask = _state_of(model), get_mask(model)
+    entries = {} if mask is None else {id(v): mask.find(v) for v in model.variables}
+    settings, numbers = _settings_of(model)
+    variables = saved_variables(model, entries, numbers, stored_dtype)
+    set_starts(variables, state)
+    find_sources(variables, state.decay_scale, base, initializers_of(model), portable_only)
+    return variables, settings
 
 
 def _state_of(model: keras.Model) -> State:
@@ -214,6 +241,8 @@ def _check_arguments(
             "Argument `path` must not be the file of the base, which is needed to load the new "
             f"file. Received: path={os.fspath(path)!r}, base={os.fspath(base)!r}"
         )
-    check_one_of("values", values, _VALUES)
+    if not isinstance(values, Grid) and (not isinstance(values, str) or values not in _VALUES):
+        names = ", ".join(map(repr, _VALUES))
+        raise value_error("values", values, f"one of {names}, or a `keras_freeze.storage.Grid`")
     check_bool("include_optimizer", include_optimizer)
     check_bool("include_frozen", include_frozen)

@@ -17,6 +17,7 @@ from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
+from keras_freeze.storage.grids import OnGrid, default_origin
 from keras_freeze.storage.header import EntryRecord, VariableRecord
 from keras_freeze.storage.keras_model import bits_of, dtype_of, is_random_state, variables_of
 from keras_freeze.storage.origin import guess, scaled
@@ -27,7 +28,7 @@ _DRIFT = 1e-2
 _TINY = 1e-30  # below it, they may have become denormal or zero
 
 
-@dataclass
+@dataclass(eq=False)
 class SavedVariable:
     """A variable of the model, and what of it the file stores.
 
@@ -40,6 +41,7 @@ class SavedVariable:
         bits: Its values as bit patterns.
         start: What its initial values were drawn from, if the optimizer knows.
         source: Where the values come from that are not stored; None if all are stored.
+        on_grid: The stored values as integers; None if they are stored as they are.
         is_settled: Whether `bits` differ from the variable's values (FreezeNet-WD).
     """
 
@@ -52,6 +54,7 @@ class SavedVariable:
     bits: np.ndarray
     start: Start | None = None
     source: Source | None = None
+    on_grid: OnGrid | None = None
     is_settled: bool = False
 
     @property
@@ -69,17 +72,24 @@ class SavedVariable:
             return np.ones(self.bits.size, bool)
         return ~self.entry.trained.reshape(-1)
 
+    def values(self) -> np.ndarray:
+        """Return its values as a vector."""
+        return from_bits(self.bits, self.dtype)
+
     def equals(self, bits: Any) -> bool:
         """Return whether the values that can come from a source are these."""
         return bool(((self.bits == bits) | ~self.sourced).all())
 
     @property
-    def _is_stored(self) -> np.ndarray:
+    def is_stored(self) -> np.ndarray:
+        """Which values the file stores."""
         return np.ones(self.bits.size, bool) if self.source is None else ~self.sourced
 
     def stored(self) -> np.ndarray:
-        """Return the values that the file stores, as bit patterns of `stored_dtype`."""
-        bits = self.bits[self._is_stored]
+        """Return the values that the file stores: integers, or bit patterns of `stored_dtype`."""
+        if self.on_grid is not None:
+            return self.on_grid.integers
+        bits = self.bits[self.is_stored]
         if self.stored_dtype == self.dtype:
             return bits
         exact = from_bits(bits, self.dtype)
@@ -95,23 +105,27 @@ class SavedVariable:
 
     def record(self) -> VariableRecord:
         """Return the record of the variable in the header."""
-        loaded = self.bits
-        if self.stored_dtype != self.dtype:
+        loaded, on_grid = self.bits.copy(), self.on_grid
+        if on_grid is not None:
+            loaded[self.is_stored] = on_grid.bits
+        elif self.stored_dtype != self.dtype:
             values = from_bits(self.stored(), self.stored_dtype)
-            loaded = loaded.copy()
-            loaded[self._is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)))
+            loaded[self.is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)))
         entry = None
         if self.entry is not None:
             entry = EntryRecord(self.entry.position, self.entry.is_weight, self.settings)
+        is_default = on_grid is None or on_grid.origin == default_origin(self.source)
         return VariableRecord(
             path=self.path,
             shape=self.shape,
             dtype=self.dtype,
             source=self.source,
             entry=entry,
-            stored_dtype=self.stored_dtype,
+            stored_dtype=self.stored_dtype if on_grid is None else self.dtype,
             trainable=self.trainable,
             checksum=checksum(loaded),
+            grid=None if on_grid is None else on_grid.grid,
+            origin=None if on_grid is None or is_default else on_grid.origin,
         )
 
 
@@ -173,7 +187,7 @@ def find_sources(
         portable_only: Whether to leave out initializers of Keras, which are not portable.
     """
     from_base: list[Source | None] = [None] * len(variables)
-    for i, index in _align([saved.variable for saved in variables], base or ()).items():
+    for i, index in align([saved.variable for saved in variables], base or ()).items():
         if not is_random_state(variables[i].variable):  # those of the base do not matter
             from_base[i] = Source(BASE, index=index)
     _try_sources(variables, from_base, decay_scale, base)
@@ -220,7 +234,7 @@ def _try_sources(
             saved.source = source
 
 
-def _align(variables: Sequence[Any], base: Sequence[Any]) -> dict[int, int]:
+def align(variables: Sequence[Any], base: Sequence[Any]) -> dict[int, int]:
     """Return which variable of the base each one is: equal names, shapes and dtypes in order."""
     matcher = difflib.SequenceMatcher(None, _labels(variables), _labels(base), autojunk=False)
     return {

@@ -82,9 +82,7 @@ def test_values_of_64_bits_are_not_rounded_by_jax(tmp_path):
     with jax.enable_x64(True):
         kf.save(trained(storage_cases.MODELS["float64"]()), tmp_path / "model.freeze")
         wide = keras.models.load_model(tmp_path / "base.keras")
-        kf.save(
-            trained(wide, reinitialize=False), tmp_path / "delta", base=tmp_path / "base.keras"
-        )
+        kf.save(trained(wide, reinitialize=False), tmp_path / "delta", base=tmp_path / "base.keras")
         assert value_of(kf.load(tmp_path / "model.freeze").variables[0]).dtype == "float64"
     with pytest.raises(kf.storage.FreezeFileError, match="jax_enable_x64"):
         kf.load(tmp_path / "model.freeze")

@@ -19,6 +19,7 @@ import numpy as np
 
 DICTIONARY = pathlib.Path(__file__).parents[2] / "keras_freeze/storage/header_dictionary.txt"
 GENERATOR = "philox4x64-sign-fraction52-v1"
+SOURCES = ("source", "origin")
 TOTAL = 2**24  # the probabilities of a model sum up to it
 
 
@@ -36,7 +37,8 @@ def read(path, base=None):
     """Read a file; `base` is the list of (path, array) of the network that the file builds on."""
     header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
     _require("content" not in header, "the file holds no model")
-    if any(_kind(entry) == "seed" for entry in header["variables"]):
+    described = [entry.get(name, [None]) for entry in header["variables"] for name in SOURCES]
+    if any(kind == "seed" for kind, *_ in described):
         _require(header["generator"] == GENERATOR, "unknown generator")
     if "base" in header:
         _require(base is not None, "the file needs its base")
@@ -80,7 +82,7 @@ def _require(condition, message):
 def read_layout(data):
     """The header and the three other sections, once every length and checksum is right."""
     _require(data[:8] == b"\x89FREEZE\n", "not a .freeze file")
-    _require(_integer(data[8:12]) == 1, "another version")
+    _require(_integer(data[8:12]) in (1, 2), "another version")
     _require(_integer(data[64:68]) == zlib.crc32(data[:64]), "damaged")
     lengths = [_integer(data[start : start + 8]) for start in range(16, 48, 8)]
     checksums = [_integer(data[start : start + 4]) for start in range(48, 64, 4)]
@@ -189,6 +191,32 @@ class Stream:
             return occurring * count
         return [occurring[self.symbol(model)] for _ in range(count)]
 
+    def integers(self, count):
+        if not count:
+            return []
+        low_bits, decay = self.bits(5), self.bits(5)
+        falling = [max(2**16 * decay**k // 32**k, 1) for k in range(21)]
+        frequencies = [*reversed(falling[1:]), *falling, falling[20]]
+        symbols = []
+        while len(symbols) < count:
+            model = frequency_model(frequencies)
+            piece = min(max(8, len(symbols) // 8), count - len(symbols))
+            new = [self.symbol(model) for _ in range(piece)]
+            for symbol in new:
+                frequencies[symbol] += 2**13
+            symbols += new
+        integers = [symbol - 20 for symbol in symbols]
+        for place, symbol in enumerate(symbols):
+            if symbol == 41:
+                size = 21 + self.number()
+                integers[place] = -size if self.bits(1) else size
+        integers = [integer << low_bits for integer in integers]
+        for place in range(low_bits):
+            flags = self.flags(count, 2**23)
+            integers = [i + (flag << place) for i, flag in zip(integers, flags, strict=True)]
+        _require(max(map(abs, integers)) < 2**31, "damaged")
+        return integers
+
 
 def frequency_model(frequencies):
     """The cumulative probabilities of a model with these frequencies."""
@@ -246,13 +274,11 @@ def level_rate(level):
 # Values
 
 
-def _kind(entry):
-    return entry.get("source", [None])[0]
-
-
 def _stored(entry, mask):
-    """How many values of a variable are in the file, and their dtype."""
-    dtype = entry.get("stored_dtype", entry.get("dtype", "float32"))
+    """How many values of a variable are in the file, and their dtype; None for integers."""
+    dtype = None
+    if "grid" not in entry:
+        dtype = entry.get("stored_dtype", entry.get("dtype", "float32"))
     if "source" not in entry:
         return math.prod(entry["shape"]), dtype
     return (0 if mask is None else int(mask.sum())), dtype
@@ -262,6 +288,9 @@ def read_values(kinds, exponents, mantissas):
     """The values in the file for each (count, dtype)."""
     stream, histograms, position, values = Stream(exponents), [], 0, []
     for count, dtype in kinds:
+        if dtype is None:
+            values.append(np.array(stream.integers(count), np.int64))
+            continue
         size = np.dtype(dtype).itemsize
         tops = []
         if count:
@@ -286,6 +315,9 @@ def read_values(kinds, exponents, mantissas):
 
 def put_together(entry, stored, mask, base, header):
     dtype = np.dtype(entry.get("dtype", "float32"))
+    if "grid" in entry:
+        chosen = mask if "source" in entry else np.ones(entry["shape"], bool)
+        stored = on_grid(starts(entry, dtype, base)[chosen], stored, entry["grid"])
     stored = stored.astype(dtype)
     if "source" not in entry:
         values = stored.reshape(entry["shape"])
@@ -297,6 +329,17 @@ def put_together(entry, stored, mask, base, header):
             values[mask] = stored
     _require(zlib.crc32(values.tobytes()) == entry["crc32"], f"{entry['path']} differs")
     return values
+
+
+def starts(entry, dtype, base):
+    """What the differences on a grid are added to."""
+    described = entry.get("origin", entry.get("source", ["constant", 0]))
+    return from_source({**entry, "source": described}, dtype, base)
+
+
+def on_grid(start, integers, step):
+    values = start.astype(np.float64) + integers * step
+    return values if start.dtype == np.float64 else values.astype(np.float32)
 
 
 def from_source(entry, dtype, base):

@@ -41,6 +41,7 @@ BAD = [
     (kf.save, "base", "missing.keras", FileNotFoundError),
     (kf.save, "base", unbuilt, ValueError),
     *((kf.save, "values", value, ValueError) for value in (None, 16, "float64", "f4", str)),
+    (kf.save, "values", kf.storage.Grid, ValueError),
     *((kf.save, "include_optimizer", value, TypeError) for value in NO_BOOLEANS),
     *((kf.save, "include_frozen", value, TypeError) for value in NO_BOOLEANS),
     *((kf.load, "path", value, TypeError) for value in NO_PATHS),

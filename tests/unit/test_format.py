@@ -240,6 +240,41 @@ def test_values_rounded_by_request_are_read(tmp_path, dtype):
     assert entries(contents)["conv2/kernel"]["stored_dtype"] == dtype
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "mixed_bfloat16"])
+def test_values_on_a_grid_are_read(tmp_path, dtype):
+    model = trained(network(dtype=dtype))
+    kf.quantize(model, step=0.01)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    found = entries(contents)
+    assert {found[f"{name}/kernel"]["grid"] for name in ("conv1", "conv2", "head")} == {0.01}
+    assert "source" not in found["conv2/bias"]
+    assert found["norm/gamma"]["origin"][0] == "constant"
+    assert "grid" not in found["norm/moving_mean"]
+
+
+@pytest.mark.parametrize("step", [1e-6, 0.3])
+@pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
+def test_fine_and_coarse_grids_are_read(tmp_path, frozen_weights, step):
+    model = trained(network(), frozen_weights=frozen_weights)
+    kf.quantize(model, step=step)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    is_pruned = frozen_weights == "zero"
+    assert ("origin" in entries(contents)["conv2/kernel"]) == is_pruned
+
+
+def test_a_delta_on_a_grid_is_read(tmp_path):
+    base, model = trained(network()), network()
+    model.set_weights(base.get_weights())
+    compiled(model, kf.FreezeOptimizer(sgd(), 0.9))
+    kf.freeze(model, *images())
+    fit(model, *images(), batch_size=8)
+    kf.quantize(model, step=0.01, base=base)
+    expected = labelled_values(base.variables)
+    contents = save_and_read(model, tmp_path / "a.freeze", expected, base=base)
+    assert entries(contents)["conv2/kernel"]["grid"] == 0.01
+    assert entries(contents)["conv2/bias"]["origin"][0] == "base"
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_models_of_other_dtypes_are_read(tmp_path, dtype):
     contents = save_and_read(trained(network(dtype=dtype)), tmp_path / "a.freeze")

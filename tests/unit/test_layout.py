@@ -102,6 +102,7 @@ LAYERS = [
     ["__main__"],
     ["paper"],
     ["callbacks"],
+    ["quantization"],
     ["storage"],
     ["freezing", "pruning", "reinitialization", "reporting"],
     ["computed_masks", "user_masks", "restricted"],

@@ -555,8 +555,8 @@ def test_foreign_files_are_named(tmp_path):
 
 def test_another_version_is_named(small_file):
     content = small_file.read_bytes()
-    small_file.write_bytes(content[:8] + b"\2" + content[9:])
-    with pytest.raises(FreezeFileError, match=r"version 2.*upgrade"):
+    small_file.write_bytes(content[:8] + b"\3" + content[9:])
+    with pytest.raises(FreezeFileError, match=r"version 3.*upgrade"):
         FreezeMask.load(small_file)
 
 

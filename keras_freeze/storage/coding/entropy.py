@@ -20,7 +20,9 @@ TOTAL = 1 << 24
 _LARGEST_WEIGHT = 15
 _WEIGHT_BITS = 4
 _PIECE = 1 << 22  # symbols at a time: the coder takes 32-bit integers
-_HALF = TOTAL // 2
+HALF = TOTAL // 2
+"""The probability of a flag that is True as often as False."""
+
 _GROUP = 64
 
 
@@ -31,9 +33,10 @@ def probabilities(frequencies: Sequence[int] | np.ndarray) -> np.ndarray:
     frequencies are C_i before symbol i and T in all.
     """
     n = len(frequencies)
-    before = np.concatenate([[0], np.cumsum(frequencies, dtype=np.int64)])
-    cumulative = before * (TOTAL - n) // before[-1] + np.arange(n + 1)
-    return np.diff(cumulative)
+    # Integers of Python: products of large counts may not fit into 64 bits.
+    before = list(itertools.accumulate(map(int, frequencies), initial=0))
+    cumulative = [count * (TOTAL - n) // before[-1] + i for i, count in enumerate(before)]
+    return np.diff(np.array(cumulative, np.int64))
 
 
 class Encoder:
@@ -45,7 +48,7 @@ class Encoder:
     def bits(self, value: int, width: int) -> None:
         """Write an unsigned integer in `width` bits, each of probability 1/2, highest first."""
         flags = [(value >> place) & 1 for place in range(width - 1, -1, -1)]
-        self.flags(np.array(flags, bool), _HALF)
+        self.flags(np.array(flags, bool), HALF)
 
     def number(self, value: int) -> None:
         """Write an integer of at least 0, in 2 log2(value + 1) + 1 bits (Elias gamma)."""
@@ -77,6 +80,10 @@ class Encoder:
         """Write bytes that all occur in the histogram."""
         if histogram.model is not None:
             self._encode(np.searchsorted(histogram.symbols, symbols), histogram.model)
+
+    def frequent(self, symbols: np.ndarray, frequencies: np.ndarray) -> None:
+        """Write symbols 0, 1, ... that occur with these frequencies, which the decoder knows."""
+        self._encode(symbols, _model(probabilities(frequencies)))
 
     def histogram(self, histogram: "Histogram") -> None:
         """Write which bytes occur and, if there are several, how often."""
@@ -111,7 +118,7 @@ class Decoder:
     def __init__(self, stream: bytes, what: str) -> None:
         self._what = what
         if len(stream) % 4:
-            raise self._error("its length is not a multiple of 4")
+            raise self.error("its length is not a multiple of 4")
         self._coder = constriction.stream.queue.RangeDecoder(
             np.frombuffer(stream, "<u4").astype(np.uint32)
         )
@@ -119,7 +126,7 @@ class Decoder:
     def bits(self, width: int) -> int:
         """Read an unsigned integer of `width` bits."""
         value = 0
-        for flag in self.flags(width, _HALF).tolist():
+        for flag in self.flags(width, HALF).tolist():
             value = value << 1 | flag
         return value
 
@@ -129,10 +136,10 @@ class Decoder:
         while not self.bits(1):
             width += 1
             if width > largest.bit_length() + 1:
-                raise self._error(f"a number is larger than {largest}")
+                raise self.error(f"a number is larger than {largest}")
         value = (1 << width - 1 | self.bits(width - 1)) - 1
         if value > largest:
-            raise self._error(f"a number is larger than {largest}")
+            raise self.error(f"a number is larger than {largest}")
         return value
 
     def flags(self, count: int, probability: int) -> np.ndarray:
@@ -157,6 +164,10 @@ class Decoder:
             return np.full(count, histogram.symbols[0], np.uint8)
         return histogram.symbols[self._decode(histogram.model, count, np.uint8)]
 
+    def frequent(self, count: int, frequencies: np.ndarray) -> np.ndarray:
+        """Read `count` symbols 0, 1, ... that occur with these frequencies."""
+        return self._decode(_model(probabilities(frequencies)), count, np.int64)
+
     def histogram(self) -> "Histogram":
         """Read a histogram."""
         count = self.number(255) + 1
@@ -164,14 +175,14 @@ class Decoder:
         for _ in range(count - 1):
             symbols.append(symbols[-1] + 1 + self.number(255))
         if symbols[-1] > 255:
-            raise self._error("a histogram has a symbol above 255")
+            raise self.error("a histogram has a symbol above 255")
         weights = [self.bits(_WEIGHT_BITS) for _ in range(count if count > 1 else 0)]
         return Histogram(np.array(symbols, np.uint8), np.array(weights, int))
 
     def finish(self) -> None:
         """Check that the stream has ended."""
         if not self._coder.maybe_exhausted():
-            raise self._error("it is longer than its content")
+            raise self.error("it is longer than its content")
 
     def _decode(self, model: Any, count: int, dtype: Any) -> np.ndarray:
         decoded = np.empty(count, dtype)
@@ -180,10 +191,11 @@ class Decoder:
             try:
                 piece[:] = self._coder.decode(model, piece.size)
             except (AssertionError, ValueError) as error:
-                raise self._error(f"the range coder says {error}") from error
+                raise self.error(f"the range coder says {error}") from error
         return decoded
 
-    def _error(self, problem: str) -> FreezeFileError:
+    def error(self, problem: str) -> FreezeFileError:
+        """Return an error about the stream."""
         return FreezeFileError(f"The {self._what} cannot be decoded: {problem}.")
 
 

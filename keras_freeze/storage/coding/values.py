@@ -2,6 +2,7 @@
 
 The bits of a float32 are rotated so that its exponent is the first of four bytes. This byte is
 entropy-coded, and the other three are stored as they are. The same rule holds for every dtype.
+Values on a grid are integers, which are entropy-coded whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,24 +10,33 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from keras_freeze.storage.coding.entropy import Decoder, Encoder, Histogram
+from keras_freeze.storage.coding.integers import decode_integers, encode_integers
 from keras_freeze.storage.errors import FreezeFileError
+
+INTEGERS = 0
+"""What `decode_values` takes for the bytes of a value that is an integer."""
 
 
 def encode_values(patterns: Sequence[np.ndarray]) -> tuple[bytes, bytes]:
-    """Encode one-dimensional arrays of bit patterns (uint8, uint16, uint32 or uint64).
+    """Encode one-dimensional arrays of bit patterns (uint8 to uint64) or integers (int64).
 
     Returns:
-        The encoded top bytes of all values, and the other bytes as they are.
+        The encoded top bytes of all values and the integers, and the other bytes as they are.
     """
     heads, tails = [], []
     for array in patterns:
-        head, tail = _split(array)
+        head, tail = (array, array[:0]) if _are_integers(array) else _split(array)
         heads.append(head)
         tails.append(tail.tobytes())
     encoder = Encoder()
-    groups, histograms = _group([np.bincount(head, minlength=256) for head in heads])
+    groups, histograms = _group(
+        [np.bincount(() if _are_integers(head) else head, minlength=256) for head in heads]
+    )
     num_known = 0
     for head, group in zip(heads, groups, strict=True):
+        if _are_integers(head):
+            encode_integers(encoder, head)
+            continue
         if not head.size:
             continue
         encoder.number(group)
@@ -40,7 +50,9 @@ def encode_values(patterns: Sequence[np.ndarray]) -> tuple[bytes, bytes]:
 def decode_values(
     heads: bytes, tails: bytes, kinds: Sequence[tuple[int, int]]
 ) -> Iterator[np.ndarray]:
-    """Iterate over arrays, of which `kinds` has the numbers of values and their bytes (1 to 8).
+    """Iterate over arrays, of which `kinds` has the numbers of values and their bytes.
+
+    These are 1 to 8 for bit patterns, or `INTEGERS`.
 
     An array takes memory only when the iterator comes to it. After the last one, the iterator
     checks that nothing is left over.
@@ -48,7 +60,7 @@ def decode_values(
     Raises:
         FreezeFileError: If `encode_values` does not write such bytes.
     """
-    expected = sum(count * (width - 1) for count, width in kinds)
+    expected = sum(count * (width - 1) for count, width in kinds if width != INTEGERS)
     if len(tails) != expected:
         raise FreezeFileError(
             f"The mantissas have {len(tails)} bytes instead of the {expected} of the header."
@@ -57,12 +69,19 @@ def decode_values(
     histograms: list[Histogram] = []
     start = 0
     for count, width in kinds:
+        if width == INTEGERS:
+            yield decode_integers(decoder, count)
+            continue
         end = start + count * (width - 1)
         tail = np.frombuffer(tails, np.uint8)[start:end]
         head = _decode_head(decoder, histograms, count) if count else np.zeros(0, np.uint8)
         yield _join(head, tail, width)
         start = end
     decoder.finish()
+
+
+def _are_integers(array: np.ndarray) -> bool:
+    return array.dtype.kind == "i"
 
 
 def _decode_head(decoder: Decoder, histograms: list[Histogram], count: int) -> np.ndarray:

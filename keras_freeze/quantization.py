@@ -1,0 +1,294 @@
+"""Round the trained values of a model to a grid, so that a `.freeze` file takes a few bits each."""
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze._utils.threads import check_not_trained_elsewhere
+from keras_freeze._utils.validation import check_number
+from keras_freeze.gradients.data import Passes, check_readable_again
+from keras_freeze.gradients.flow import FlowMeter
+from keras_freeze.gradients.loss import evaluate
+from keras_freeze.gradients.preserve import attributes_kept, state_kept
+from keras_freeze.model_state import ModelOptimizers, check_not_quantized, get_mask
+from keras_freeze.starts import Source
+from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.grid_values import nearest, origins
+from keras_freeze.storage.grids import Grid, OnGrid, remember_grid
+from keras_freeze.storage.keras_model import check_built, set_bits, variables_of
+from keras_freeze.storage.loading import open_base
+from keras_freeze.storage.saving import sourced_variables
+from keras_freeze.storage.sources import SavedVariable, check_explained
+
+# Batches from which curvatures are estimated: for each variable, one number.
+_MOST_BATCHES = 64
+
+# Curvatures count as at least this part of their mean.
+_LEAST_CURVATURE = 1e-4
+
+# The steps that are tried: a quarter of an octave apart, from twice the largest difference down.
+_SCALES = 2.0 ** (1 - np.arange(24 * 4) / 4)
+
+_Starts = dict[SavedVariable, tuple[Source, np.ndarray]]
+_Points = dict[SavedVariable, OnGrid]
+
+
+@dataclass(frozen=True)
+class QuantizedRow:
+    """One variable that `quantize` has put on a grid.
+
+    Attributes:
+        path: The variable's path.
+        num_values: How many of its values are trained.
+        step: The distance between two points of the grid.
+        bits_per_value: The size of its values in a `.freeze` file, in bits.
+    """
+
+    path: str
+    num_values: int
+    step: float
+    bits_per_value: float
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What `quantize` has done; `str()` gives it as a table.
+
+    Attributes:
+        rows: A `QuantizedRow` for each variable on a grid.
+        before, after: Loss and metrics on the data, by name; empty without data.
+    """
+
+    rows: tuple[QuantizedRow, ...]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+    @property
+    def num_values(self) -> int:
+        """How many values are on a grid."""
+        return sum(row.num_values for row in self.rows)
+
+    @property
+    def bits_per_value(self) -> float:
+        """The mean size of a value in a `.freeze` file, in bits; 32 before, for float32."""
+        bits = sum(row.num_values * row.bits_per_value for row in self.rows)
+        return bits / max(self.num_values, 1)
+
+    def __str__(self) -> str:
+        width = max((len(row.path) for row in self.rows), default=0)
+        lines = [
+            f"{row.path:<{width}}  {row.num_values:>10,} values  step {row.step:<9.3g}"
+            f"{row.bits_per_value:6.2f} bits"
+            for row in self.rows
+        ]
+        lines.append(f"{self.num_values:,} values, {self.bits_per_value:.2f} bits each")
+        lines += [
+            f"{name}: {self.before[name]:.6g} -> {self.after[name]:.6g}" for name in self.after
+        ]
+        return "\n".join(lines)
+
+
+def quantize(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    *,
+    base: keras.Model | str | os.PathLike[str] | None = None,
+    tolerance: float = 0.01,
+    step: float | None = None,
+) -> Quantization:
+    """Round the trained values of a frozen model to a grid, in place, for a smaller file.
+
+    Each trained value becomes its start plus an integer number of steps. The start is the value
+    before training where that comes from a seed or from `base`, and 0 or 1 elsewhere, as for biases
+    and the scales of normalizations. `save` then stores the integers, in a few bits each, and
+    nothing is lost: what you evaluate is what is stored. Frozen weights do not change, nor do
+    moving statistics, nor variables with a constraint.
+
+    Given data, the steps are as long as the loss allows. Those of different variables are to each
+    other as the inverse roots of their curvatures, which the squared gradients of up to 64 batches
+    stand for; their common factor is the largest with which the loss rises by at most `tolerance`.
+    Training that goes on leaves the grid: call `quantize` again after it.
+
+    Args:
+        model: a built and frozen model; compiled, if there are data.
+        x, y: data as `model.evaluate` takes them, which are read about ten times. Best are data
+            that the model was not trained on. None: all variables have the same `step`.
+        base: the model, or the path of its file, that the model was trained from, if it is to be
+            saved with this base.
+        tolerance: by how much the loss may rise, relative to what it is.
+        step: the distance between two points of the grid for all variables, instead of data.
+
+    Returns:
+        A `Quantization`: steps, bits per value, and loss and metrics before and after.
+
+    Raises:
+        ValueError: if the model is not built or not frozen, or if nothing in it is trained; if
+            neither or both of `x` and `step` are given; if the loss is not finite, or if no grid
+            keeps it within `tolerance`. The model is then as it was.
+        TypeError: if an argument has a wrong type.
+        RuntimeError: while another thread trains the model.
+
+    Example:
+
+    ```python
+    print(keras_freeze.quantize(model, x_validation, y_validation))
+    keras_freeze.save(model, "digits.freeze")
+    ```
+    """
+    _check_arguments(model, x, y, step)
+    tolerance = check_number("tolerance", tolerance, minimum=0.0)
+    grid = None if step is None else Grid(step)
+    base_variables = None if base is None else variables_of(open_base(base))
+    variables, _ = sourced_variables(model, base_variables)
+    check_explained(variables)
+    starts = origins(model, variables, base_variables)
+    starts = {saved: start for saved, start in starts.items() if saved.is_stored.any()}
+    if not starts:
+        raise ValueError(f"Nothing in the model can be quantized. Received: model={model!r}")
+    before: Mapping[str, float] = {}
+    after = before
+    if grid is not None:
+        points = _points(starts, dict.fromkeys(starts, grid.step))
+        _assign(points)
+    else:
+        with attributes_kept(model), _put_back_at_an_error(starts):
+            points, before, after = _search(model, x, y, starts, tolerance)
+    for saved, point in points.items():
+        remember_grid(saved.variable, point.grid, point.origin)
+    return Quantization(tuple(_row(*item) for item in points.items()), before, after)
+
+
+def _check_arguments(model: Any, x: Any, y: Any, step: Any) -> None:
+    check_built(model, "model")
+    check_not_trained_elsewhere(model)
+    if (x is None) == (step is None):
+        raise ValueError(
+            "Give `quantize` either data as `x` and `y`, by which it chooses the steps, or one "
+            f"`step`. Received: step={step!r} {'without' if x is None else 'and'} data"
+        )
+    if x is not None:
+        check_readable_again(x)
+        Passes(x, y, None, None, None)  # refuses data that are empty or do not fit together
+    if get_mask(model) is None:
+        ModelOptimizers(model).required()  # says why not
+        raise ValueError(
+            "The model must be frozen: call `keras_freeze.freeze` or train it first. "
+            f"Received: model={model!r}"
+        )
+    check_not_quantized(model)
+
+
+def _search(
+    model: keras.Model, x: Any, y: Any, starts: _Starts, tolerance: float
+) -> tuple[_Points, Mapping[str, float], Mapping[str, float]]:
+    """Put the variables on the coarsest grid that the loss allows.
+
+    Returns:
+        The points, and loss and metrics before and after.
+    """
+    before = _evaluate(model, x, y)
+    limit = before["loss"] + tolerance * abs(before["loss"])
+    if not math.isfinite(limit):
+        raise ValueError(
+            f"The loss on `x` and `y` is {before['loss']}: look for NaN or infinite values in the "
+            "data, the targets and the weights."
+        )
+    relative = _relative_steps(model, x, y, starts)
+    largest = max(_largest_difference(*item) / relative[item[0]] for item in starts.items()) or 1.0
+
+    def attempt(number: int) -> tuple[_Points, Mapping[str, float]]:
+        scale = largest * _SCALES[number]
+        points = _points(starts, {saved: scale * relative[saved] for saved in starts})
+        _assign(points)
+        return points, _evaluate(model, x, y)
+
+    too_coarse, fine = -1, len(_SCALES) - 1
+    found = attempt(fine)
+    if not found[1]["loss"] <= limit:
+        raise ValueError(
+            f"Argument `tolerance` must be larger for this model: with the finest grid, the loss "
+            f"rises from {before['loss']!r} to {found[1]['loss']!r}. "
+            f"Received: tolerance={tolerance!r}"
+        )
+    while fine - too_coarse > 1:
+        middle = (fine + too_coarse) // 2
+        points, after = attempt(middle)
+        if after["loss"] <= limit:
+            fine, found = middle, (points, after)
+        else:
+            too_coarse = middle
+    _assign(found[0])
+    return found[0], before, found[1]
+
+
+def _relative_steps(
+    model: keras.Model, x: Any, y: Any, starts: _Starts
+) -> dict[SavedVariable, float]:
+    """Return for each variable one over the root of its curvature, relative to the mean.
+
+    An error of a step's size then costs the same loss in each of them.
+    """
+    flows = FlowMeter(model).batch_flows(Passes(x, y, None, None, None))
+    sums = {id(v): 0.0 for v in model.trainable_variables}
+    with contextlib.closing(flows):
+        for batch in itertools.islice(flows, _MOST_BATCHES):
+            for variable, gradient in zip(model.trainable_variables, batch.gradients, strict=True):
+                values = backend.to_numpy(gradient).astype(np.float64)
+                sums[id(variable)] += float(np.square(values).mean()) if values.size else 0.0
+    curvatures = np.array([sums[id(saved.variable)] for saved in starts])
+    mean = curvatures.mean()
+    if not 0 < mean < math.inf:
+        return dict.fromkeys(starts, 1.0)
+    curvatures = np.maximum(curvatures / mean, _LEAST_CURVATURE)
+    return dict(zip(starts, (curvatures**-0.5).tolist(), strict=True))
+
+
+def _largest_difference(saved: SavedVariable, start: tuple[Source, np.ndarray]) -> float:
+    values = saved.values()[saved.is_stored].astype(np.float64)
+    return float(np.abs(values - start[1].astype(np.float64)).max())
+
+
+def _points(starts: _Starts, steps: Mapping[SavedVariable, float]) -> _Points:
+    """Return the points next to the variables' values, with steps of few digits."""
+    points = {
+        saved: nearest(saved, Grid(float(f"{steps[saved]:.2g}")), *start)
+        for saved, start in starts.items()
+    }
+    return {saved: point for saved, point in points.items() if point is not None}
+
+
+def _assign(points: _Points) -> None:
+    for saved, point in points.items():
+        bits = saved.bits.copy()
+        bits[saved.is_stored] = point.bits
+        set_bits(saved.variable, bits, saved.dtype)
+
+
+@contextlib.contextmanager
+def _put_back_at_an_error(starts: _Starts) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for saved in starts:
+            set_bits(saved.variable, saved.bits, saved.dtype)
+        raise
+
+
+def _evaluate(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
+    with state_kept(model):
+        found = evaluate(model, x, y)
+    return {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
+
+
+def _row(saved: SavedVariable, point: OnGrid) -> QuantizedRow:
+    size = point.integers.size
+    return QuantizedRow(saved.path, size, point.grid.step, num_bits(point.integers) / size)

@@ -1,0 +1,109 @@
+"""Decide which values of a variable a `.freeze` file stores as integers on a grid."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
+from keras_freeze.initializers.of_layers import initializers_of, source_of
+from keras_freeze.starts import BASE, CONSTANT, SEED, Source
+from keras_freeze.storage.grids import DTYPES, Grid, OnGrid, grid_of
+from keras_freeze.storage.origin import guess
+from keras_freeze.storage.sources import SavedVariable, align
+
+
+def set_grids(variables: Sequence[SavedVariable], base: Sequence[Any] | None) -> None:
+    """Set `on_grid` of variables that `quantize` or `load` has put on a grid, and that still are.
+
+    Args:
+        variables: the variables, whose sources are known.
+        base: the variables of the base, or None.
+    """
+    for saved in variables:
+        remembered = grid_of(saved.variable)
+        if remembered is None or not is_possible(saved):
+            continue
+        grid, origin = remembered
+        starts = _starts(saved, origin, base)
+        on_grid = None if starts is None else nearest(saved, grid, origin, starts)
+        if on_grid is not None and np.array_equal(on_grid.bits, saved.bits[saved.is_stored]):
+            saved.on_grid = on_grid
+
+
+def round_to_grid(
+    model: keras.Model, variables: Sequence[SavedVariable], base: Sequence[Any] | None, grid: Grid
+) -> None:
+    """Set `on_grid` of all variables that are trained, except those that have one."""
+    for saved, (origin, starts) in origins(model, variables, base).items():
+        if saved.on_grid is None:
+            saved.on_grid = nearest(saved, grid, origin, starts)
+
+
+def is_possible(saved: SavedVariable) -> bool:
+    """Return whether a variable has trained values, which may be rounded to a grid."""
+    if not saved.trainable or saved.dtype not in DTYPES:
+        return False
+    dtype = numpy_dtype(saved.dtype)
+    if backend.held_dtype(dtype) != dtype:  # JAX would round the points
+        return False
+    if getattr(saved.variable, "constraint", None) is not None:  # may not allow the nearest point
+        return False
+    if saved.source is not None:
+        return saved.entry is not None
+    # Otherwise frozen weights are stored, too, which are not to be rounded.
+    return saved.entry is None or not saved.sourced.any()
+
+
+def nearest(saved: SavedVariable, grid: Grid, origin: Source, starts: np.ndarray) -> OnGrid | None:
+    """Return the points next to the stored values of a variable; None if there are none."""
+    values = saved.values()[saved.is_stored]
+    integers = grid.nearest(values, starts)
+    if integers is None or not np.isfinite(grid.values(starts, integers)).all():
+        return None
+    return OnGrid(grid, origin, starts, integers)
+
+
+def origins(
+    model: keras.Model, variables: Sequence[SavedVariable], base: Sequence[Any] | None
+) -> dict[SavedVariable, tuple[Source, np.ndarray]]:
+    """Return where the stored values of each trained variable started, and these starts."""
+    in_base = align([saved.variable for saved in variables], base or ())
+    held = initializers_of(model)
+    found = {}
+    for index, saved in enumerate(variables):
+        if not is_possible(saved):
+            continue
+        candidates = [saved.source, None if saved.start is None else saved.start.source]
+        if index in in_base:
+            candidates.insert(1, Source(BASE, index=in_base[index]))
+        if id(saved.variable) in held:
+            candidates.append(source_of(*held[id(saved.variable)]))
+        found[saved] = _first_origin(saved, candidates, base)
+    return found
+
+
+def _first_origin(
+    saved: SavedVariable, candidates: Sequence[Source | None], base: Sequence[Any] | None
+) -> tuple[Source, np.ndarray]:
+    for source in candidates:
+        # Those of an initializer of Keras only where the file has this source in any case.
+        if source is not None and (source.kind in (BASE, SEED) or source is saved.source):
+            starts = _starts(saved, source, base)
+            if starts is not None and source.kind != CONSTANT:
+                return source, starts
+    values = saved.values()[saved.is_stored]
+    one = values.dtype.type(1)
+    with np.errstate(all="ignore"):
+        is_near_one = np.abs(values - one).sum() < np.abs(values).sum()
+    constant = one if is_near_one else one - one
+    source = Source(CONSTANT, pattern=int(as_bits(constant)[0]))
+    return source, np.full(values.shape, constant)
+
+
+def _starts(saved: SavedVariable, origin: Source, base: Sequence[Any] | None) -> np.ndarray | None:
+    """Return the starts of the stored values; None if the origin does not give any."""
+    (bits,) = guess([(origin, saved.shape, saved.dtype)], base)
+    return None if bits is None else from_bits(bits, saved.dtype)[saved.is_stored]

@@ -1,0 +1,117 @@
+"""Values on a grid: a start, and an integer number of steps from it."""
+
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keras_freeze._utils.bits import as_bits
+from keras_freeze._utils.validation import check_number
+from keras_freeze.starts import CONSTANT, Source
+from keras_freeze.storage.coding.integers import LARGEST
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+"""The dtypes of values that may be on a grid."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A uniform grid of differences to the start, for `save(..., values=Grid(step))`.
+
+    Each trained value is rounded to its start plus an integer number of steps, of which the file
+    holds the integers, entropy-coded. Starts are the values before training where a seed or a base
+    gives them, and 0 or 1 elsewhere, as for biases and the scales of normalizations.
+
+    Args:
+        step: the distance between two points of the grid, a number above 0.
+
+    Raises:
+        TypeError: If `step` is not a number.
+        ValueError: If it is not finite, or not above 0.
+
+    Example:
+
+    ```python
+    keras_freeze.save(model, "digits.freeze", values=keras_freeze.storage.Grid(0.05))
+    ```
+    """
+
+    step: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step", check_number("step", self.step, positive=True))
+
+    def nearest(self, values: np.ndarray, starts: np.ndarray) -> np.ndarray | None:
+        """Return the integers of the points next to `values`; None if one is out of range."""
+        with np.errstate(all="ignore"):
+            steps = np.rint((values.astype(np.float64) - starts.astype(np.float64)) / self.step)
+        return steps.astype(np.int64) if (np.abs(steps) <= LARGEST).all() else None
+
+    def values(self, starts: np.ndarray, integers: np.ndarray) -> np.ndarray:
+        """Return the values that are `integers` steps from `starts`, in their dtype."""
+        with np.errstate(over="ignore"):
+            values = starts.astype(np.float64) + integers * self.step
+            if starts.dtype != np.float64:
+                values = values.astype(np.float32)
+            return values.astype(starts.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class OnGrid:
+    """Some values of a variable on a grid.
+
+    Attributes:
+        grid: the grid.
+        origin: where the starts come from.
+        starts: the starts of these values.
+        integers: how many steps each is from its start, int64.
+    """
+
+    grid: Grid
+    origin: Source
+    starts: np.ndarray
+    integers: np.ndarray
+
+    @property
+    def bits(self) -> np.ndarray:
+        """The values as bit patterns."""
+        return as_bits(self.grid.values(self.starts, self.integers))
+
+
+def default_origin(source: Source | None) -> Source:
+    """Return where starts come from, unless a file says so, of a variable with this source."""
+    return Source(CONSTANT) if source is None else source
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    variable: Any  # a weak reference
+    grid: Grid
+    origin: Source
+
+
+_registry: dict[int, _Remembered] = {}
+
+
+def remember_grid(variable: Any, grid: Grid, origin: Source) -> None:
+    """Remember that trained values of a variable are on a grid, for a later `save`."""
+    key = id(variable)
+    _registry[key] = _Remembered(
+        weakref.ref(variable, functools.partial(_remove, key)), grid, origin
+    )
+
+
+def grid_of(variable: Any) -> tuple[Grid, Source] | None:
+    """Return the grid that was remembered, and its origin; training may have left it since."""
+    entry = _registry.get(id(variable))
+    if entry is None or entry.variable() is not variable:
+        return None
+    return entry.grid, entry.origin
+
+
+def _remove(key: int, dead: Any) -> None:
+    entry = _registry.get(key)
+    if entry is not None and entry.variable is dead:  # not the entry of a new object with this id
+        del _registry[key]
