@@ -23,7 +23,7 @@ from keras_freeze.starts import Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.grid_values import nearest, origins
 from keras_freeze.storage.grids import Grid, OnGrid, remember_grid
-from keras_freeze.storage.keras_model import check_built, set_bits, variables_of
+from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.saving import sourced_variables
 from keras_freeze.storage.sources import SavedVariable, check_explained
@@ -275,17 +275,24 @@ def _assign(points: _Points) -> None:
 
 @contextlib.contextmanager
 def _put_back_at_an_error(starts: _Starts) -> Iterator[None]:
+    # Not the bits that are saved, which differ from these for FreezeNet-WD.
+    before = {saved: bits_of(saved.variable) for saved in starts}
     try:
         yield
     except BaseException:
-        for saved in starts:
-            set_bits(saved.variable, saved.bits, saved.dtype)
+        for saved, bits in before.items():
+            set_bits(saved.variable, bits, saved.dtype)
         raise
 
 
 def _evaluate(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
     with state_kept(model):
         found = evaluate(model, x, y)
+    if "loss" not in found:
+        raise ValueError(
+            "The model must have a loss: `model.evaluate` gives none, but it gives "
+            f"{sorted(found)}. Pass a `step` instead of data. Received: model={model!r}"
+        )
     return {name: float(value) for name, value in found.items() if np.ndim(value) == 0}
 
 

@@ -28,7 +28,8 @@ def trained(model=None, distribution="xavier_normal", steps=3, **arguments):
     model = dense_model() if model is None else model
     if distribution is not None:
         kf.reinitialize(model, distribution, seed=7)
-    compiled(model, kf.FreezeOptimizer(sgd(momentum=0.9), freeze_rate=0.75, **arguments))
+    inner = sgd(momentum=0.9)
+    compiled(model, kf.FreezeOptimizer(inner, **{"freeze_rate": 0.75, **arguments}))
     start = values_of(model.variables)
     kf.freeze(model, *blobs())
     fit(model, *blobs(), epochs=steps, batch_size=8)
@@ -345,8 +346,17 @@ def test_a_tolerance_that_no_grid_meets_is_named_and_changes_nothing():
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-def test_an_interrupted_search_leaves_the_model_as_it_was(monkeypatch):
+def test_a_model_whose_evaluation_gives_no_loss_says_so():
     model, _ = trained()
+    model.test_step = lambda data: {"size": keras.ops.convert_to_tensor(1.0)}
+    model.compile(model.optimizer, crossentropy(), run_eagerly=True)
+    with pytest.raises(ValueError, match=r"must have a loss.*\['size'\]"):
+        kf.quantize(model, *blobs())
+
+
+@pytest.mark.parametrize("name", ["keep", "decay"])
+def test_an_interrupted_search_leaves_the_model_as_it_was(name, monkeypatch):
+    model, _ = trained(**TREATMENTS[name])
     before, calls = values_of(model.variables), itertools.count()
     evaluate = model.evaluate
 

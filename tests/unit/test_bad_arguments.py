@@ -48,6 +48,14 @@ def check_pruning(**given):
     kf.check_pruning(**{"model": compiled(frozen=True), "x": X, "y": Y, **given})
 
 
+def quantize(**given):
+    kf.quantize(**{"model": compiled(frozen=True), "x": X, "y": Y, **given})
+
+
+def quantize_by_step(**given):
+    kf.quantize(**{"model": compiled(frozen=True), "step": 0.1, **given})
+
+
 def reinitialize(**given):
     kf.reinitialize(**{"model": compiled(), **given})
 
@@ -113,6 +121,13 @@ ARGUMENTS = [
     (check_pruning, "x", [*NOT_DATA, iter([X])]),
     (check_pruning, "y", NOT_TARGETS),
     (check_pruning, "batch_size", NOT_COUNTS),
+    (quantize, "model", NOT_MODELS),
+    (quantize, "x", [*NOT_DATA, iter([X])]),
+    (quantize, "y", NOT_TARGETS),
+    (quantize, "tolerance", [-0.1, "0.01", None, True, float("nan"), OBJECTS]),
+    (quantize_by_step, "step", [0, -1.0, "0.01", True, float("inf"), np.array([0.1]), OBJECTS]),
+    (quantize_by_step, "base", [3, ["x"], keras.Model, b"x", OBJECTS]),
+    (kf.storage.Grid, "step", [0, -1.0, "0.01", None, True, float("inf"), OBJECTS]),
     (reinitialize, "model", NOT_MODELS),
     (reinitialize, "initializer", NOT_INITIALIZERS),
     (reinitialize, "seed", NOT_SEEDS),
