@@ -92,7 +92,7 @@ def measured(shape, channels, share):
     matrices = operation.matrices(trained)
     places = operation.places((None, *shape))
     work = cost_model.works(matrices, places)[True, True]
-    expected = np.dot(work, cost_model.COSTS) / (places[1] * trained.size)
+    expected = np.dot(work, backend.RESTRICTED_GRADIENT_COSTS) / (places[1] * trained.size)
     way = cost_model.cheapest_block(matrices, places)
     print(
         f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
@@ -190,7 +190,7 @@ def print_constants(rows):
     weights = 1 / table[:, -1:]  # relative errors
     found, *_ = np.linalg.lstsq(table[:, :-1] * weights, np.ones(len(table)), rcond=None)
     costs = " / ".join(f"{cost:,.1f}" for cost in found)
-    used = " / ".join(f"{cost:,.1f}" for cost in cost_model.COSTS)
+    used = " / ".join(f"{cost:,.1f}" for cost in backend.RESTRICTED_GRADIENT_COSTS)
     print(f"\nA multiplication / a collected number / a layer cost {costs}. Used: {used}.")
 
 

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# What a restricted gradient costs for one example, in multiplications of the ordinary one: a
-# multiplication, a number that is collected from inputs or outputs, and the rest, however small the
-# product is. Measured on TensorFlow by benchmarks/gradient_rule.py.
-COSTS = (1.0, 250.0, 60_000.0)
+from keras_freeze import backend
 
 # To take only some rows, only some columns, or both.
 WAYS = ((True, False), (False, True), (True, True))
@@ -35,7 +32,7 @@ def cheapest_block(
     if not matrices.any():
         return True, True
     counted = works(matrices, places)
-    costs = {way: float(np.dot(counted[way], COSTS)) for way in ways}
+    costs = {way: float(np.dot(counted[way], backend.RESTRICTED_GRADIENT_COSTS)) for way in ways}
     best = min(costs, key=lambda way: costs[way])
     return best if costs[best] < _MARGIN * places[1] * matrices.size else None
 
@@ -43,14 +40,15 @@ def cheapest_block(
 def works(
     matrices: np.ndarray, places: tuple[int, int]
 ) -> dict[tuple[bool, bool], tuple[int, int, int]]:
-    """Count the work of a restricted gradient for one example, in the units of `COSTS`.
+    """Count the work of a restricted gradient for one example.
 
     Args:
         matrices, places: as of `cheapest_block`.
 
     Returns:
         For each choice of taking only the active rows and only the active columns: how many
-        multiplications, how many numbers that are collected first, and 1.
+        multiplications, how many numbers that are collected first, and 1: the units of
+        `RESTRICTED_GRADIENT_COSTS`.
     """
     active_rows, active_columns = (len(active) for active in active_parts(matrices))
     inputs, outputs = places
