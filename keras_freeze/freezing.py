@@ -1,8 +1,8 @@
 """`freeze` decides which weights of a model are trained; `unfreeze` trains all of them again."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.gradients.train_step import has_own_train_step, recorded_gradients
 from keras_freeze.initializers.of_layers import starts_of
 from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.drawn import Draw, fit_draw, remember_draw
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.model_state import (
@@ -48,6 +49,7 @@ def freeze(
     loss: Any = None,
     optimizer: Any = None,
     freeze_rate: float | None = None,
+    drawn: bool = False,
 ) -> FreezeMask:
     """Decide which weights of a model are trained, and pass this mask to its FreezeOptimizer.
 
@@ -80,6 +82,10 @@ def freeze(
             function of `y_true` and `y_pred`), and the FreezeOptimizer or an optimizer around it.
             The model's own losses, such as regularizers, are added.
         freeze_rate: a new rate for the model's FreezeOptimizers. None: keep theirs.
+        drawn: whether the mask is drawn: in each weight, the criterion chooses how many entries are
+            trained and at which rates in each row and column (and position of a convolution),
+            powers of two; which ones is drawn from the FreezeOptimizer's `seed`. A `.freeze` file
+            then holds the rates and the seed, a fifth or less of the mask. Defaults to False.
 
     Returns:
         The mask; for several FreezeOptimizers one that covers all of them, as `get_mask` returns.
@@ -113,6 +119,12 @@ def freeze(
             "Arguments `freeze_rate` and `mask` exclude each other: a mask has its own rate. "
             f"Received: freeze_rate={freeze_rate!r} and a mask"
         )
+    check_bool("drawn", drawn)
+    if mask is not None and drawn:
+        raise ValueError(
+            "Arguments `drawn` and `mask` exclude each other: a mask that is given is not drawn. "
+            "Received: drawn=True and a mask"
+        )
     check_not_trained_elsewhere(model)
     batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
     if mask is None:
@@ -130,6 +142,9 @@ def freeze(
             masks, whole = _freeze_by_parts(model, optimizers.all, mask)
         else:
             masks = _freeze_by_loss(model, optimizers, batches, mask, loss)
+        if drawn:
+            masks = list(map(_drawn, masks))
+        if whole is None and len(masks) == 1:
             whole = masks[0].mask
         _set_masks(model, optimizers, masks)
         if optimizer is not None:
@@ -176,6 +191,7 @@ class _NewMask:
     optimizer: FreezeOptimizer
     variables: list[Any]
     mask: FreezeMask
+    draws: Mapping[int, Draw] = field(default_factory=dict)  # by position
 
 
 @contextlib.contextmanager
@@ -267,6 +283,19 @@ def _freeze_by_parts(
     ], whole
 
 
+def _drawn(new: _NewMask) -> _NewMask:
+    """Return masks that are drawn, with as many trained entries in the same rows and columns."""
+    draws, entries = {}, []
+    for entry in new.mask.entries:
+        if entry.trained.any() and not entry.trained.all():
+            draw = fit_draw(entry.trained, new.optimizer.seed, entry.position)
+            entry = replace(entry, trained=draw.mask(entry.trained.shape))
+            draws[entry.position] = draw
+        entries.append(entry)
+    variables = [new.variables[entry.position] for entry in entries]
+    return replace(new, mask=FreezeMask(entries, variables, new.mask.num_rescued), draws=draws)
+
+
 def _set_masks(model: keras.Model, optimizers: ModelOptimizers, masks: list[_NewMask]) -> None:
     for new in masks:
         check_not_trained_elsewhere(model)  # again: the passes over the data may have taken long
@@ -275,6 +304,8 @@ def _set_masks(model: keras.Model, optimizers: ModelOptimizers, masks: list[_New
         starts = starts_of(model, masked, new.optimizer.starts)
         frozen_variables.remember_model(new.optimizer, model)
         new.optimizer.set_mask(new.mask, new.variables, starts)
+        for position, draw in new.draws.items():
+            remember_draw(new.variables[position], draw)
     if any(new.optimizer in optimizers.inside for new in masks):
         _build_optimizer(model, optimizers.outer)
 

@@ -86,7 +86,7 @@ class Original:
 def write_originals(folder: Path) -> list[Original]:
     """Write files of several kinds, and return their contents."""
     makers: list[Callable[[Path], keras.Model | None]] = [_seeded, _decayed, _pruned, _delta]
-    makers += [_on_a_grid, _mask_only]
+    makers += [_on_a_grid_and_drawn, _mask_only]
     originals = []
     for maker in [*makers, _with_operations, _recurrent]:
         path = folder / f"{maker.__name__}.freeze"
@@ -108,13 +108,15 @@ def _dense(seed: int) -> keras.Model:
     )
 
 
-def _trained(model: keras.Model, inner: Any = None, **arguments: Any) -> keras.Model:
+def _trained(
+    model: keras.Model, inner: Any = None, drawn: bool = False, **arguments: Any
+) -> keras.Model:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(16, *model.input_shape[1:]))
     y = rng.normal(size=(16, *model.output_shape[1:]))
     inner = inner or keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(kf.FreezeOptimizer(inner, 0.75, **arguments), "mse", metrics=["mae"])
-    kf.freeze(model, x, y)
+    kf.freeze(model, x, y, drawn=drawn)
     model.fit(x, y, verbose=0)
     return model
 
@@ -144,8 +146,8 @@ def _delta(path: Path) -> keras.Model:
     return base
 
 
-def _on_a_grid(path: Path) -> None:
-    model = _trained(_dense(6))
+def _on_a_grid_and_drawn(path: Path) -> None:
+    model = _trained(_dense(6), drawn=True)
     kf.quantize(model, step=0.02)
     kf.save(model, path)
 

@@ -18,6 +18,8 @@ Anything that changes a bit needs a new generator name.
 
 import numpy as np
 
+from keras_freeze._utils.portable import natural_log, polynomial
+
 GENERATOR = "philox4x64-sign-fraction52-v1"
 """Name and version of the generator; whoever stores a seed stores this with it."""
 # Q^-1(1/2 - q) / q as a polynomial in q^2, for tail probabilities from 1/8 to 1/2.
@@ -40,18 +42,6 @@ _CENTER = (
 )
 _TAIL_BEGINS = 0.125
 # ln(m) = -ln(2) / 2 + s * (polynomial in s^2), s = (m - h) / (m + h), h = sqrt(1/2), 1/2 <= m < 1.
-_LN_2 = 0.6931471805599453
-_SQRT_HALF = 0.7071067811865476
-_LOG_SERIES = (
-    1.9999999999999993,
-    0.6666666666680505,
-    0.3999999995464538,
-    0.28571433645630606,
-    0.22222031288526592,
-    0.18179712537940082,
-    0.15655154720003522,
-    0.09496189194396737,
-)
 # Q^-1(p) as a polynomial in x = A - B / (sqrt(-ln p) + 4), down to p = 2^-54, where x is 1.
 _TAIL_A = 3.3276543708102597
 _TAIL_B = 23.55121144186526
@@ -73,13 +63,6 @@ _TAIL = (
 )
 
 
-def split_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Turn 64-bit words into signs (1.0 or -1.0) and fractions in (0, 1), both float64."""
-    signs = 1.0 - 2.0 * (words >> np.uint64(63)).astype(np.float64)
-    integers = (words >> np.uint64(11)) & np.uint64(2**52 - 1)
-    return signs, (integers.astype(np.float64) + 0.5) * 2.0**-52
-
-
 def upper_quantile(p: np.ndarray) -> np.ndarray:
     """Return the z that a standard normal variable exceeds with probability p.
 
@@ -88,19 +71,8 @@ def upper_quantile(p: np.ndarray) -> np.ndarray:
     Its bits are part of the format: no operation here may be reordered, fused or replaced.
     """
     q = 0.5 - p
-    z = q * _polynomial(_CENTER, q * q)
+    z = q * polynomial(_CENTER, q * q)
     tail = np.flatnonzero(p < _TAIL_BEGINS)
-    mantissa, exponent = np.frexp(p[tail])
-    s = (mantissa - _SQRT_HALF) / (mantissa + _SQRT_HALF)
-    log_p = (exponent - 0.5) * _LN_2 + s * _polynomial(_LOG_SERIES, s * s)
-    z[tail] = _polynomial(_TAIL, _TAIL_A - _TAIL_B / (np.sqrt(-log_p) + 4.0))
+    log_p = natural_log(p[tail])
+    z[tail] = polynomial(_TAIL, _TAIL_A - _TAIL_B / (np.sqrt(-log_p) + 4.0))
     return z
-
-
-def _polynomial(coefficients: tuple[float, ...], x: np.ndarray) -> np.ndarray:
-    """Evaluate a polynomial by Horner's rule, every product rounded before the next sum."""
-    result = np.full_like(x, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        result *= x
-        result += coefficient
-    return result

@@ -16,8 +16,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.portable import split_words
 from keras_freeze._utils.validation import check_int, type_error, value_error
-from keras_freeze.initializers.generator import split_words, upper_quantile
+from keras_freeze.initializers.generator import upper_quantile
 
 _CHUNK = 1 << 16  # values drawn at a time: what is in work then fits the processor's cache
 

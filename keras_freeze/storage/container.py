@@ -18,7 +18,7 @@ from keras_freeze._version import __version__
 from keras_freeze.storage.errors import FreezeFileError
 
 MAGIC = b"\x89FREEZE\n"
-WITHOUT_GRIDS, WITH_GRIDS = 1, 2  # versions of the format: whether values may be on a grid
+VERSIONS = (1, 2)  # of the format, that can be read
 
 SECTIONS = ("header", "mask", "exponents", "mantissas")
 _PREAMBLE = struct.Struct("<8sIIQQQQIIII")
@@ -58,7 +58,7 @@ def write_container(
     mask: bytes,
     exponents: bytes,
     mantissas: bytes,
-    version: int = WITHOUT_GRIDS,
+    version: int = 1,
 ) -> None:
     """Write a file atomically: an interrupted write leaves the older file as it was."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
@@ -138,11 +138,11 @@ def _check_preamble(
         problem = f"it has been cut short to {size} bytes; at least {_START} are needed"
         raise _error(path, f"{problem}. {_COPY_AGAIN}")
     _, version, text_length, *rest = _PREAMBLE.unpack_from(start)
-    if version not in (WITHOUT_GRIDS, WITH_GRIDS):
+    if version not in VERSIONS:
         raise _error(
             path,
-            f"its format has version {version}, and keras_freeze {__version__} reads version "
-            f"{WITHOUT_GRIDS} and {WITH_GRIDS}: upgrade keras_freeze",
+            f"its format has version {version}, and keras_freeze {__version__} reads versions "
+            f"{VERSIONS[0]} to {VERSIONS[-1]}: upgrade keras_freeze",
         )
     if _CHECK.unpack_from(start, _PREAMBLE.size)[0] != zlib.crc32(start[: _PREAMBLE.size]):
         raise _error(path, f"its first {_START} bytes are damaged. {_COPY_AGAIN}")

@@ -22,12 +22,17 @@ PlainEntry = tuple[int, str, np.ndarray, bool]
 
 
 class MaskPart(NamedTuple):
-    """What the header says of one entry of a mask: `MaskEntry` without its array."""
+    """What the header says of one entry of a mask: `MaskEntry` without its array.
+
+    Attributes:
+        draw_key: Seed and stream of a mask that is drawn; None for others.
+    """
 
     position: int
     path: str
     shape: tuple[int, ...]
     is_weight: bool
+    draw_key: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:

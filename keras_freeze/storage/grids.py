@@ -1,13 +1,12 @@
 """Values on a grid: a start, and an integer number of steps from it."""
 
-import functools
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from keras_freeze._utils.bits import as_bits
+from keras_freeze._utils.by_variable import ByVariable
 from keras_freeze._utils.validation import check_number
 from keras_freeze.starts import CONSTANT, Source
 from keras_freeze.storage.coding.integers import LARGEST
@@ -85,33 +84,14 @@ def default_origin(source: Source | None) -> Source:
     return Source(CONSTANT) if source is None else source
 
 
-@dataclass(frozen=True)
-class _Remembered:
-    variable: Any  # a weak reference
-    grid: Grid
-    origin: Source
-
-
-_registry: dict[int, _Remembered] = {}
+_remembered: ByVariable[tuple[Grid, Source]] = ByVariable()
 
 
 def remember_grid(variable: Any, grid: Grid, origin: Source) -> None:
     """Remember that trained values of a variable are on a grid, for a later `save`."""
-    key = id(variable)
-    _registry[key] = _Remembered(
-        weakref.ref(variable, functools.partial(_remove, key)), grid, origin
-    )
+    _remembered.set(variable, (grid, origin))
 
 
 def grid_of(variable: Any) -> tuple[Grid, Source] | None:
     """Return the grid that was remembered, and its origin; training may have left it since."""
-    entry = _registry.get(id(variable))
-    if entry is None or entry.variable() is not variable:
-        return None
-    return entry.grid, entry.origin
-
-
-def _remove(key: int, dead: Any) -> None:
-    entry = _registry.get(key)
-    if entry is not None and entry.variable is dead:  # not the entry of a new object with this id
-        del _registry[key]
+    return _remembered.get(variable)

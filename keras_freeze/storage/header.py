@@ -28,6 +28,8 @@ from keras_freeze.storage.fields import (
 )
 from keras_freeze.storage.grids import DTYPES, Grid, default_origin
 
+_BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn
+
 
 @dataclass(frozen=True)
 class EntryRecord:
@@ -37,21 +39,28 @@ class EntryRecord:
         position: The variable's position, as in `MaskEntry`.
         is_weight: Whether the entry counts as a weight, as in `MaskEntry`.
         settings: The index of the settings in the header that decided the entry.
+        draw_key: Seed and stream of a mask that is drawn; None for others.
     """
 
     position: int
     is_weight: bool
     settings: int = 0
+    draw_key: tuple[int, int] | None = None
 
     @classmethod
-    def from_json(cls, value: Any) -> "EntryRecord":
-        """Read what `VariableRecord.to_json` writes as `mask`."""
+    def from_json(cls, value: Any, drawn: Any) -> "EntryRecord":
+        """Read what `VariableRecord.to_json` writes as `mask` and, if it is drawn, as `drawn`."""
         position, is_weight, *rest = check_type("mask", value, list)
         (settings,) = rest or [0]
+        key = None
+        if drawn is not None:
+            seed, stream = check_type("drawn", drawn, list)
+            key = check_json_int("seed", seed, 2**64), check_json_int("stream", stream, 2**64)
         return cls(
             check_json_int("position", position, 2**31),
             bool(check_json_int("mask", is_weight, 2)),
             check_json_int("settings", settings, 2**16),
+            key,
         )
 
 
@@ -113,6 +122,8 @@ class VariableRecord:
             described["mask"] = [self.entry.position, int(self.entry.is_weight)]
             if self.entry.settings:
                 described["mask"].append(self.entry.settings)
+            if self.entry.draw_key is not None:
+                described["drawn"] = list(self.entry.draw_key)
         if self.stored_dtype != self.dtype:
             described["stored_dtype"] = self.stored_dtype
         if self.grid is not None:
@@ -128,12 +139,17 @@ class VariableRecord:
         """Read what `to_json` writes."""
         described = check_type("variable", value, dict)
         dtype = check_dtype(described.get("dtype", "float32"))
+        entry, drawn = None, described.get("drawn")
+        if "mask" in described:
+            entry = EntryRecord.from_json(described["mask"], drawn)
+        elif drawn is not None:
+            raise FreezeFileError("a variable without a mask has a drawn one")
         return cls(
             path=check_type("path", described["path"], str),
             shape=check_shape(described["shape"]),
             dtype=dtype,
             source=Source.from_json(described["source"]) if "source" in described else None,
-            entry=EntryRecord.from_json(described["mask"]) if "mask" in described else None,
+            entry=entry,
             stored_dtype=check_dtype(described.get("stored_dtype", dtype)),
             trainable=check_type("trainable", described.get("trainable", True), bool),
             checksum=check_json_int("crc32", described["crc32"], 2**32),
@@ -343,6 +359,8 @@ class Header:
     def num_bytes(self) -> int:
         """The size in bytes of all variables, masks and optimizer variables."""
         needed = sum(extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
+        drawn = [r for r in self.records if r.entry is not None and r.entry.draw_key is not None]
+        needed += sum(extent(r.shape) * _BYTES_TO_DRAW for r in drawn)
         # The starts, and the integers in 8 bytes.
         gridded = [r for r in self.records if r.grid is not None]
         needed += sum(extent(r.shape) * (WIDTHS[r.dtype] + 8) for r in gridded)
@@ -351,10 +369,16 @@ class Header:
         return needed
 
     @property
+    def version(self) -> int:
+        """The first version of the format that has all of this."""
+        has_draws = any(part.draw_key is not None for part in self.mask_parts)
+        return 2 if has_draws or any(r.grid is not None for r in self.records) else 1
+
+    @property
     def mask_parts(self) -> list[MaskPart]:
         """The entries of the mask, in the order in which the file holds them."""
         return [
-            MaskPart(r.entry.position, r.path, r.shape, r.entry.is_weight)
+            MaskPart(r.entry.position, r.path, r.shape, r.entry.is_weight, r.entry.draw_key)
             for r in self.records
             if r.entry is not None
         ]

@@ -10,6 +10,7 @@ from keras_freeze._utils.text import printable, printable_cause
 from keras_freeze._utils.validation import check_bool, check_int, type_error
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.drawn import remember_draw
 from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -222,6 +223,9 @@ def _register_mask(model: keras.Model, header: Header, values: Values) -> None:
     decay_scale = None if scale is None else keras.Variable(scale, dtype="float32", trainable=False)
     masks = {entry.position: constant_mask(entry.trained) for entry in values.mask.entries}
     found = [(v, r.entry) for v, r in zip(variables_of(model), header.records, strict=True)]
+    for variable, entry in found:
+        if entry is not None and entry.position in values.draws:
+            remember_draw(variable, values.draws[entry.position])
     for number in range(max(1, len(header.settings))):
         registered = [
             VariableMask(

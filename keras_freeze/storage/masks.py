@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
+from keras_freeze.masks.drawn import Draw
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.coding.masks import decode_masks, encode_masks
 from keras_freeze.storage.container import Container, read_container, write_container
@@ -45,8 +46,8 @@ class MaskHeader:
         """Return the header as a JSON object."""
         described: dict[str, Any] = {"versions": dict(self.versions), "content": MASK_ONLY}
         described["variables"] = [
-            {"path": path, "shape": list(shape), "mask": [position, int(is_weight)]}
-            for position, path, shape, is_weight in self.mask_parts
+            {"path": p.path, "shape": list(p.shape), "mask": [p.position, int(p.is_weight)]}
+            for p in self.mask_parts
         ]
         if self.num_rescued:
             described["num_rescued"] = self.num_rescued
@@ -120,13 +121,24 @@ def read_header(container: Container) -> Header | MaskHeader:
 
 def decode_entries(header: Header | MaskHeader, container: Container) -> list[PlainEntry]:
     """Return the entries of a file's mask; an empty list if the file has no mask."""
-    parts = header.mask_parts
+    return decode_draws(header, container)[0]
+
+
+def decode_draws(
+    header: Header | MaskHeader, container: Container
+) -> tuple[list[PlainEntry], dict[int, Draw]]:
+    """Return the entries of a file's mask, and what some are drawn by, by position."""
+    entries: list[PlainEntry] = []
+    draws = {}
     with refusing():
-        masks = decode_masks(container.mask, [part.shape for part in parts])
-    return [
-        (part.position, part.path, trained, part.is_weight)
-        for part, trained in zip(parts, masks, strict=True)
-    ]
+        parts = header.mask_parts
+        masks = decode_masks(container.mask, [p.shape for p in parts], [p.draw_key for p in parts])
+        for part, mask in zip(parts, masks, strict=True):
+            if isinstance(mask, Draw):
+                draws[part.position] = mask
+                mask = mask.mask(part.shape)
+            entries.append((part.position, part.path, mask, part.is_weight))
+    return entries, draws
 
 
 def _mask_part(value: Any) -> MaskPart:

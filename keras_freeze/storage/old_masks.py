@@ -49,7 +49,7 @@ def _decode(body: bytes) -> tuple[list[PlainEntry], int]:
     if sum(num_bytes) != bits.size:  # before anything of these sizes is allocated
         raise ValueError(f"{bits.size} bytes of mask where {sum(num_bytes)} are announced")
     entries = []
-    for (position, path, shape, is_weight), length in zip(parts, num_bytes, strict=True):
+    for (position, path, shape, is_weight, _), length in zip(parts, num_bytes, strict=True):
         trained = np.unpackbits(bits[:length], count=math.prod(shape)).view(bool).reshape(shape)
         bits = bits[length:]
         entries.append((position, path, trained, is_weight))

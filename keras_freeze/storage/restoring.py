@@ -9,6 +9,7 @@ import numpy as np
 from keras_freeze import initializers
 from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.initializers.of_layers import start_of, versions
+from keras_freeze.masks.drawn import Draw
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import path_of, same_path
 from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Start
@@ -22,7 +23,7 @@ from keras_freeze.storage.keras_model import (
     fingerprint,
     is_random_state,
 )
-from keras_freeze.storage.masks import decode_entries
+from keras_freeze.storage.masks import decode_draws
 from keras_freeze.storage.origin import regenerate, scaled
 
 
@@ -34,12 +35,14 @@ class Values:
         bits: The values of each variable of the model, as bit patterns.
         mask: The freezing mask; None if there is none.
         starts: What the initial values of variables with a mask were drawn from, by position.
+        draws: What masks of variables were drawn by, by position; only of those that are drawn.
         optimizer: An iterator over the values of each variable of the optimizer, as bit patterns.
     """
 
     bits: list[np.ndarray]
     mask: FreezeMask | None
     starts: dict[int, Start]
+    draws: dict[int, Draw]
     optimizer: Iterator[np.ndarray]
 
 
@@ -49,7 +52,8 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     Raises:
         FreezeFileError: If the values cannot be decoded, or do not match their checksums.
     """
-    entries = [MaskEntry(*entry) for entry in decode_entries(header, container)]
+    plain, draws = decode_draws(header, container)
+    entries = [MaskEntry(*entry) for entry in plain]
     mask = FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
     trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
     masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
@@ -77,7 +81,7 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         if checksum(bits) != record.checksum:
             raise _mismatch(header, record)
         values.append(bits)
-    return Values(values, mask, starts, optimizer)
+    return Values(values, mask, starts, draws, optimizer)
 
 
 def _from_grid(

@@ -21,7 +21,7 @@ from keras_freeze.storage.checks.configuration import check_configuration
 from keras_freeze.storage.checks.creation import only_announced
 from keras_freeze.storage.coding.masks import encode_masks
 from keras_freeze.storage.coding.values import encode_values
-from keras_freeze.storage.container import WITH_GRIDS, WITHOUT_GRIDS, write_container
+from keras_freeze.storage.container import write_container
 from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.grid_values import round_to_grid, set_grids
 from keras_freeze.storage.grids import Grid
@@ -133,12 +133,11 @@ def save(
     exponents, mantissas = encode_values(
         [saved.stored() for saved in variables] + [bits_of(v) for v in optimizer_values]
     )
-    masks = encode_masks([saved.entry.trained for saved in variables if saved.entry is not None])
+    masks = encode_masks([saved.coded_mask for saved in variables if saved.entry is not None])
     _check_allowed(config)
     _check_loads_again(model, header, include_optimizer)
     warn_if_not_portable(variables)
-    version = WITH_GRIDS if any(r.grid is not None for r in header.records) else WITHOUT_GRIDS
-    write_container(path, header.to_json(), masks, exponents, mantissas, version)
+    write_container(path, header.to_json(), masks, exponents, mantissas, header.version)
     for saved in variables:
         if saved.is_settled:
             set_bits(saved.variable, saved.bits, dtype_of(saved.variable))

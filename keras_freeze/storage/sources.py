@@ -13,6 +13,7 @@ import numpy as np
 from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
 from keras_freeze.initializers.of_layers import in_words, is_portable, source_of, versions
 from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.drawn import Draw, draw_of
 from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
@@ -72,6 +73,20 @@ class SavedVariable:
             return np.ones(self.bits.size, bool)
         return ~self.entry.trained.reshape(-1)
 
+    @functools.cached_property
+    def draw(self) -> Draw | None:
+        """What its mask was drawn by; None for other masks."""
+        draw = draw_of(self.variable)
+        if draw is None or self.entry is None:
+            return None
+        # It may have another mask since.
+        return draw if np.array_equal(draw.mask(self.shape), self.entry.trained) else None
+
+    @property
+    def coded_mask(self) -> Any:
+        """Its mask as `encode_masks` takes it."""
+        return self.draw or (self.entry and self.entry.trained)
+
     def values(self) -> np.ndarray:
         """Return its values as a vector."""
         return from_bits(self.bits, self.dtype)
@@ -113,7 +128,8 @@ class SavedVariable:
             loaded[self.is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)))
         entry = None
         if self.entry is not None:
-            entry = EntryRecord(self.entry.position, self.entry.is_weight, self.settings)
+            key = None if self.draw is None else (self.draw.seed, self.draw.stream)
+            entry = EntryRecord(self.entry.position, self.entry.is_weight, self.settings, key)
         is_default = on_grid is None or on_grid.origin == default_origin(self.source)
         return VariableRecord(
             path=self.path,

@@ -226,7 +226,7 @@ def test_all_backends_train_the_same_weights_to_the_same_values(case, folder):
         assert all(np.array_equal(other[name], mask) for name, mask in masks.items())
         for name, value in values.items():
             np.testing.assert_allclose(other[name], value, rtol=1e-4, atol=1e-5)
-    start = values_of(fresh_model(case[0]).weights)
+    start, moved = values_of(fresh_model(case[0]).weights), []
     for name, mask in masks.items():
         place = positions(case[0])[int(name.removeprefix("mask"))]
         frozen = [results[f"value{place}"][~mask] for results in (tensorflow, *others)]
@@ -234,7 +234,10 @@ def test_all_backends_train_the_same_weights_to_the_same_values(case, folder):
             assert all(same_bits(array, start[place][~mask]) for array in frozen)
         elif case[2] == "zero":
             assert all(same_bits(array, np.zeros_like(array)) for array in frozen)
-        assert np.abs(values[f"value{place}"] - start[place])[mask].max() > 1e-3
+        moved.append(np.abs(values[f"value{place}"] - start[place])[mask].max())
+    # By far more than backends may differ; the only trained weight of a layer may move less.
+    assert min(moved) > 0
+    assert max(moved) > 1e-3
 
 
 @pytest.mark.parametrize("case", SAVED, ids=lambda c: c[0])

@@ -22,6 +22,7 @@ from keras import ops
 from own_steps import BACKEND, OwnStep, gradients_by_hand, make_step, step_of
 
 import keras_freeze as kf
+from keras_freeze.masks.drawn import draw_of
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=0)
 
@@ -337,6 +338,21 @@ def test_two_optimizers_get_a_mask_each():
     assert_mask_by_hand(model.d_optimizer.mask, critic, by_hand)
     by_hand = gradients_by_hand(model.generator_loss, generator)
     assert_mask_by_hand(model.g_optimizer.mask, generator, by_hand, rate=0.5)
+
+
+def test_the_masks_of_two_optimizers_are_drawn():
+    x, _ = blobs()
+    counts = []
+    for drawn in (False, True):
+        model = gan()
+        kf.freeze(model, x, drawn=drawn)
+        masks = [model.d_optimizer.mask, model.g_optimizer.mask]
+        counts.append([[int(e.trained.sum()) for e in mask.entries] for mask in masks])
+    assert counts[0] == counts[1]
+    drawn = [draw_of(v) for v in model.trainable_variables if is_weight(v)]
+    entries = [entry for mask in masks[::-1] for entry in mask.entries]  # the generator comes first
+    for draw, entry in zip(drawn, entries, strict=True):
+        assert np.array_equal(draw.mask(entry.trained.shape), entry.trained)
 
 
 def test_both_networks_of_a_gan_keep_what_is_frozen():

@@ -231,16 +231,24 @@ def frequency_model(frequencies):
 def read_masks(entries, section):
     stream = Stream(section)
     masks = {
-        i: read_mask(stream, entry["shape"]) for i, entry in enumerate(entries) if "mask" in entry
+        i: read_drawn(stream, entry["shape"], *entry["drawn"])
+        if "drawn" in entry
+        else read_mask(stream, entry["shape"])
+        for i, entry in enumerate(entries)
+        if "mask" in entry
     }
     return masks, +stream.reads  # without what occurred no times
 
 
-def read_mask(stream, shape):
+def axes_of(shape):
     *before, last_but_one, last = [1, 1, *shape]
-    axes = {0: (1,), 1: (last,), 2: (last_but_one, last)}.get(
+    return {0: (1,), 1: (last,), 2: (last_but_one, last)}.get(
         len(shape), (math.prod(before), last_but_one, last)
     )
+
+
+def read_mask(stream, shape):
+    axes = axes_of(shape)
     size = math.prod(axes)
     mode = stream.bits(2)
     stream.reads[f"mode {mode}"] += 1
@@ -253,9 +261,34 @@ def read_mask(stream, shape):
     return read_levels(stream, axes).reshape(shape)
 
 
-def read_levels(stream, axes):
+def read_drawn(stream, shape, seed, key):
+    stream.reads["drawn"] += 1
+    k = stream.number() + 1
+    lines = read_lines(stream, axes_of(shape))
+    words = philox4x64(seed, key, math.prod(shape))
+    times = []
+    for place, word in zip(itertools.product(*lines), words, strict=True):
+        if 0 in place:
+            continue
+        level = int(min(max(sum(int(s) - 97 for s in place), -96), 96))
+        rate = -natural_log((TOTAL - level_rate(level)) / TOTAL)
+        f = ((word >> 11) % 2**52 + 0.5) * 2.0**-52
+        times.append((-natural_log(f) / rate, len(times)))
+    _require(k <= len(times), "damaged")
+    earliest = {number for _, number in sorted(times)[:k]}
+    numbers = itertools.count()
+    mask = [0 not in place and next(numbers) in earliest for place in itertools.product(*lines)]
+    return np.reshape(mask, shape)
+
+
+def read_lines(stream, axes):
     lines = [np.array(stream.symbols(n, stream.histogram())) for n in axes]
     _require(all(symbols.max() <= 193 for symbols in lines), "damaged")
+    return lines
+
+
+def read_levels(stream, axes):
+    lines = read_lines(stream, axes)
     mask = np.zeros(axes, bool)
     for block in itertools.product(*([s for s in np.unique(ls) if s > 0] for ls in lines)):
         level = int(min(max(sum(int(s) - 97 for s in block), -96), 96))
@@ -508,10 +541,13 @@ def upper_quantile(p):
     if p >= 0.125:
         q = 0.5 - p
         return q * poly(CENTER, q * q)
+    return poly(TAIL, 3.3276543708102597 - 23.55121144186526 / (math.sqrt(-natural_log(p)) + 4))
+
+
+def natural_log(p):
     m, e = math.frexp(p)
     s = (m - 0.7071067811865476) / (m + 0.7071067811865476)
-    logarithm = (e - 0.5) * 0.6931471805599453 + s * poly(LOG, s * s)
-    return poly(TAIL, 3.3276543708102597 - 23.55121144186526 / (math.sqrt(-logarithm) + 4))
+    return (e - 0.5) * 0.6931471805599453 + s * poly(LOG, s * s)
 
 
 def poly(coefficients, x):

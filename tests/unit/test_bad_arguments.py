@@ -89,6 +89,7 @@ ARGUMENTS = [
     (freeze, "steps", NOT_COUNTS),
     (freeze, "batch_size", NOT_COUNTS),
     (freeze, "overwrite", [1, "yes", None]),
+    (freeze, "drawn", [1, "yes", None, np.True_]),
     (freeze, "loss", NOT_LOSSES),
     (freeze, "optimizer", ["sgd", kf.FreezeOptimizer, keras.optimizers.SGD, 3]),
     (freeze, "freeze_rate", [-0.1, 1.5, "0.9", True, float("nan"), np.array([0.9])]),

@@ -262,6 +262,19 @@ def test_fine_and_coarse_grids_are_read(tmp_path, frozen_weights, step):
     assert ("origin" in entries(contents)["conv2/kernel"]) == is_pruned
 
 
+@pytest.mark.parametrize("rate", [0.5, 0.99])
+def test_masks_that_are_drawn_are_read(tmp_path, rate):
+    model = compiled(network(), kf.FreezeOptimizer(sgd(), rate, seed=9))
+    kf.reinitialize(model, seed=2)
+    kf.freeze(model, *images(), drawn=True)
+    fit(model, *images(), batch_size=8)
+    contents = save_and_read(model, tmp_path / "a.freeze")
+    assert contents.reads["drawn"] == 3
+    assert entries(contents)["conv2/kernel"]["drawn"] == [9, 2**32 + 4]
+    for i, mask in contents.masks.items():
+        assert_array_equal(mask, kf.get_mask(model)[model.variables[i]])
+
+
 def test_a_delta_on_a_grid_is_read(tmp_path):
     base, model = trained(network()), network()
     model.set_weights(base.get_weights())

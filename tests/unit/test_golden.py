@@ -23,6 +23,7 @@ FILES = {
         "a744442e2a464baa605c6517d356cb358d9ff2e51f3fe50f09faf01a9f0f37f9",
         "version1_keep",
     ),
+    "version2_drawn": ("37fcd2ff20e5c86fe6718bb5e8e4283aa8026c2845731e996a04f0e8b693dbe6", None),
     "version2_grid": ("016dc4eff442239ce2417923ce8556ac4bb687aeb87b300735d98a5c3887e53b", None),
 }
 
