@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -60,6 +60,7 @@ def save(
     values: str | Grid = "float32",
     include_optimizer: bool = False,
     include_frozen: bool = False,
+    include_compile: bool = True,
 ) -> None:
     """Save a model as a seed, an entropy-coded mask and the trained values (section 3.3).
 
@@ -91,6 +92,9 @@ def save(
         include_frozen: Whether to store frozen weights that come neither from a base nor from a
             portable seed. Biases and normalization parameters are always stored. Defaults to
             `False`.
+        include_compile: Whether to save optimizer, loss and metrics that the model is compiled
+            with. Without them the file is some hundred bytes smaller, and `load` returns a model
+            that is not compiled but has its mask. Defaults to `True`.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -106,8 +110,16 @@ def save(
     model = keras_freeze.load("digits.freeze")
     ```
     """
-    _check_arguments(model, path, base, values, include_optimizer, include_frozen)
+    _check_arguments(model, path, base, values)
+    flags = {
+        "include_optimizer": include_optimizer,
+        "include_frozen": include_frozen,
+        "include_compile": include_compile,
+    }
+    _check_flags(flags)
     config = config_of(model)
+    if not include_compile:
+        config["compile_config"] = None
     state, mask = _state_of(model), get_mask(model)
     base_variables = None if base is None else variables_of(open_base(base))
     stored_dtype = values if isinstance(values, str) else "float32"
@@ -229,9 +241,17 @@ def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:
     return OptimizerState(state.compact, state.by_first_batch, tuple(slots)) if slots else None
 
 
-def _check_arguments(
-    model: Any, path: Any, base: Any, values: Any, include_optimizer: Any, include_frozen: Any
-) -> None:
+def _check_flags(flags: Mapping[str, Any]) -> None:
+    for name, value in flags.items():
+        check_bool(name, value)
+    if flags["include_optimizer"] and not flags["include_compile"]:
+        raise ValueError(
+            "Argument `include_compile` must be True where the state of the optimizer is saved. "
+            "Received: include_optimizer=True, include_compile=False"
+        )
+
+
+def _check_arguments(model: Any, path: Any, base: Any, values: Any) -> None:
     check_built(model, "model")
     check_path(path)
     check_replaceable(path)
@@ -243,5 +263,3 @@ def _check_arguments(
     if not isinstance(values, Grid) and (not isinstance(values, str) or values not in _VALUES):
         names = ", ".join(map(repr, _VALUES))
         raise value_error("values", values, f"one of {names}, or a `keras_freeze.storage.Grid`")
-    check_bool("include_optimizer", include_optimizer)
-    check_bool("include_frozen", include_frozen)

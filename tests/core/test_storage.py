@@ -188,6 +188,27 @@ def test_without_the_optimizer_the_moments_are_fresh_and_the_rate_is_kept(tmp_pa
     assert not any(value_of(v).any() for v in moments)
 
 
+def test_without_what_it_is_compiled_with_a_file_is_smaller_and_has_its_mask(tmp_path):
+    model = mlp()
+    kf.save(model, tmp_path / "whole.freeze")
+    loaded = save_and_load(model, tmp_path, include_compile=False)
+    assert (tmp_path / "model.freeze").stat().st_size < (tmp_path / "whole.freeze").stat().st_size
+    assert_same_variables(model, loaded)
+    assert not loaded.compiled
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+    # Compiled by hand, it trains on with this mask.
+    frozen = [
+        value_of(v)[~kf.get_mask(model)[v]] for v in model.weights if v.path.endswith("kernel")
+    ]
+    compiled(loaded, kf.FreezeOptimizer(sgd(), freeze_rate=0.8), loss="mse")
+    storage_cases.train_on(loaded, *storage_cases.data_for(loaded))
+    mask = kf.get_mask(loaded)
+    kept = [value_of(v)[~mask[v]] for v in loaded.weights if v.path.endswith("kernel")]
+    assert all(map(same_bits, frozen, kept))
+    with pytest.raises(ValueError, match="`include_compile` must be True"):
+        kf.save(model, tmp_path / "x.freeze", include_optimizer=True, include_compile=False)
+
+
 def test_a_plain_keras_model_is_saved_whole_and_trains_on(tmp_path):
     model = mlp(optimizer=keras.optimizers.Adam(1e-2), freeze=False)
     loaded = save_and_load(model, tmp_path, include_optimizer=True)
@@ -416,10 +437,10 @@ def test_another_generator_is_an_error(tmp_path):
 
 def test_another_version_of_the_format_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "model.freeze"
-    monkeypatch.setattr("keras_freeze.storage.container.VERSION", 2)
+    monkeypatch.setattr("keras_freeze.storage.header.Header.version", 3)
     kf.save(mlp(), path)
     monkeypatch.undo()
-    with pytest.raises(kf.FreezeFileError, match="version 2"):
+    with pytest.raises(kf.FreezeFileError, match="version 3"):
         kf.load(path)
 
 

@@ -44,6 +44,7 @@ BAD = [
     (kf.save, "values", kf.storage.Grid, ValueError),
     *((kf.save, "include_optimizer", value, TypeError) for value in NO_BOOLEANS),
     *((kf.save, "include_frozen", value, TypeError) for value in NO_BOOLEANS),
+    *((kf.save, "include_compile", value, TypeError) for value in NO_BOOLEANS),
     *((kf.load, "path", value, TypeError) for value in NO_PATHS),
     *((kf.load, "base", value, TypeError) for value in (3, b"x", ["x"], keras.Model, Path)),
     (kf.load, "base", "missing.keras", FileNotFoundError),
