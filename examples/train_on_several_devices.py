@@ -13,7 +13,7 @@ import command_line
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
+from absl import flags, logging
 
 import keras_freeze as kf
 
@@ -33,6 +33,7 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Defaul
 
 def main() -> None:
     command_line.require_backend("tensorflow")
+    logging.set_verbosity(logging.WARNING)  # TensorFlow logs every kind of reduction
     devices = _devices()
     if _BATCH_SIZE.value < len(devices):
         raise ValueError(
