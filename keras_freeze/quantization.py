@@ -158,7 +158,7 @@ def quantize(
     after = before
     if grid is not None:
         points = _points(starts, dict.fromkeys(starts, grid.step))
-        _assign(points)
+        _assign(starts, points)
     else:
         with attributes_kept(model), _put_back_at_an_error(starts):
             points, before, after = _search(model, x, y, starts, tolerance)
@@ -208,7 +208,7 @@ def _search(
     def attempt(number: int) -> tuple[_Points, Mapping[str, float]]:
         scale = largest * _SCALES[number]
         points = _points(starts, {saved: scale * relative[saved] for saved in starts})
-        _assign(points)
+        _assign(starts, points)
         return points, _evaluate(model, x, y)
 
     too_coarse, fine = -1, len(_SCALES) - 1
@@ -226,7 +226,7 @@ def _search(
             fine, found = middle, (points, after)
         else:
             too_coarse = middle
-    _assign(found[0])
+    _assign(starts, found[0])
     return found[0], before, found[1]
 
 
@@ -254,7 +254,8 @@ def _relative_steps(
 
 def _largest_difference(saved: SavedVariable, start: tuple[Source, np.ndarray]) -> float:
     values = saved.values()[saved.is_stored].astype(np.float64)
-    return float(np.abs(values - start[1].astype(np.float64)).max())
+    differences = np.abs(values - start[1].astype(np.float64))
+    return float(differences[np.isfinite(differences)].max(initial=0.0))
 
 
 def _points(starts: _Starts, steps: Mapping[SavedVariable, float]) -> _Points:
@@ -266,10 +267,11 @@ def _points(starts: _Starts, steps: Mapping[SavedVariable, float]) -> _Points:
     return {saved: point for saved, point in points.items() if point is not None}
 
 
-def _assign(points: _Points) -> None:
-    for saved, point in points.items():
+def _assign(starts: _Starts, points: _Points) -> None:
+    for saved in starts:
         bits = saved.bits.copy()
-        bits[saved.is_stored] = point.bits
+        if saved in points:  # else it cannot be on this grid
+            bits[saved.is_stored] = points[saved].bits
         set_bits(saved.variable, bits, saved.dtype)
 
 

@@ -237,6 +237,28 @@ def test_variables_with_a_constraint_are_left_alone(tmp_path):
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
+@keras.saving.register_keras_serializable("test_quantization")
+class WithUnused(keras.layers.Dense):
+    """Has a variable that no output depends on."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.unused = self.add_weight(name="unused", shape=(3,), initializer="zeros")
+
+
+@pytest.mark.parametrize("by_data", [True, False])
+def test_values_that_are_not_finite_are_left_alone(by_data, tmp_path):
+    model, _ = trained(keras.Sequential([keras.Input((6,)), WithUnused(3)]))
+    layer = model.layers[0]
+    layer.unused.assign([1.0, np.inf, np.nan])
+    before = value_of(layer.unused)
+    arguments = dict(zip("xy", blobs(), strict=True)) if by_data else {"step": 0.1}
+    report = kf.quantize(model, **arguments)
+    assert [row.path.split("/")[-1] for row in report.rows] == ["kernel", "bias"]
+    assert same_bits(value_of(layer.unused), before)
+    assert_saved_without_loss(model, tmp_path / "model.freeze")
+
+
 def test_networks_with_layers_of_many_kinds_are_quantized(tmp_path):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((6,), dtype="int32")
