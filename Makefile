@@ -36,7 +36,7 @@ test-slow: $(VENV)/.installed-test  ## the paper's side, whole programs, other p
 	|| status=1; \
 	exit $$status
 
-test-all: $(VENV)/.installed-test  ## every case of every test: hours
+test-all: $(VENV)/.installed-test  ## every case of every test: an hour and a quarter on two cores
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(ALL) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(ALL) tests || status=1; \

@@ -9,7 +9,6 @@ table stand its constants as least squares find them in these times: the costs a
 `restricted`, in multiplications of the ordinary product for one example.
 """
 
-import functools
 import statistics
 import time
 
@@ -57,12 +56,12 @@ def main(_):
     print(f"Batches of {FLAGS.batch_size}, milliseconds.\n")
     print("| layer | active | ordinary | restricted | ratio | expected | rule |")
     print("|---|---|---|---|---|---|---|")
-    rows = [
-        measured(shape, channels, share)
-        for shape, channels in LAYERS
-        for share in map(float, FLAGS.shares)
-    ]
-    print_constants(rows)
+    shares = list(map(float, FLAGS.shares))
+    kinds = {"product": backend.PRODUCT_COSTS, "convolution": backend.CONVOLUTION_COSTS}
+    for (kind, used), is_dense in zip(kinds.items(), (True, False), strict=True):
+        chosen = [layer for layer in LAYERS if (len(layer[0]) == 1) == is_dense]
+        rows = [measured(*layer, share) for layer in chosen for share in shares]
+        print_costs(kind, rows, used)
 
 
 def measured(shape, channels, share):
@@ -79,8 +78,7 @@ def measured(shape, channels, share):
 
     def ordinary(inputs, upstream):
         if len(shape) == 1:
-            function = functools.partial(operation.apply, inputs)
-            gradient = backend.gradient_at_zero(function, trained.shape, upstream)
+            gradient = keras.ops.matmul(keras.ops.transpose(inputs), upstream)
         else:
             gradient = backend.convolution_gradient(operation, inputs, trained.shape, upstream)
         return backend.gather(gradient, indices)
@@ -92,8 +90,8 @@ def measured(shape, channels, share):
     matrices = operation.matrices(trained)
     places = operation.places((None, *shape))
     work = cost_model.works(matrices, places)[True, True]
-    expected = np.dot(work, backend.RESTRICTED_GRADIENT_COSTS) / (places[1] * trained.size)
-    way = cost_model.cheapest_block(matrices, places)
+    expected = np.dot(work, operation.costs) / (places[1] * trained.size)
+    way = cost_model.cheapest_block(matrices, places, operation.ways, operation.costs)
     print(
         f"| {' x '.join(map(str, shape))} -> {channels} | {share:.0%} | {times[0]:.2f} "
         f"| {times[1]:.2f} | {times[1] / times[0]:.2f} | {expected:.2f} "
@@ -185,13 +183,15 @@ def after(number, tensor):
     return tensor
 
 
-def print_constants(rows):
+def print_costs(kind, rows, used):
     table = np.array(rows, float)
     weights = 1 / table[:, -1:]  # relative errors
     found, *_ = np.linalg.lstsq(table[:, :-1] * weights, np.ones(len(table)), rcond=None)
-    costs = " / ".join(f"{cost:,.1f}" for cost in found)
-    used = " / ".join(f"{cost:,.1f}" for cost in backend.RESTRICTED_GRADIENT_COSTS)
-    print(f"\nA multiplication / a collected number / a layer cost {costs}. Used: {used}.")
+    found, used = (" / ".join(f"{cost:,.1f}" for cost in costs) for costs in (found, used))
+    print(
+        f"\nIn a {kind}, a multiplication / a collected number / a layer cost {found}. "
+        f"Used: {used}.\n"
+    )
 
 
 if __name__ == "__main__":

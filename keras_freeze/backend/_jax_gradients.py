@@ -28,6 +28,9 @@ TRACES_MASKS = True
 # XLA multiplies all input channels with all output channels, on a CPU.
 DEPTHWISE_GRADIENTS_ARE_DENSE = True
 
+PRODUCT_COSTS = (1.0, 130.0, 25_000.0)
+CONVOLUTION_COSTS = (1.0, 100.0, 60_000.0)
+
 _differentiated = threading.local()
 
 

@@ -10,6 +10,9 @@ import torch
 from keras_freeze import _keras_private
 from keras_freeze.backend._passes import wants_all_gradients
 
+PRODUCT_COSTS = (1.0, 100.0, 60_000.0)
+CONVOLUTION_COSTS = (0.8, 400.0, 60_000.0)
+
 
 def is_training(model: keras.Model) -> bool:
     """Return whether the pass in progress trains a model, and nothing else."""

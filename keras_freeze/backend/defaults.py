@@ -17,7 +17,7 @@ COMPACT_GRADIENTS_ARE_TENSORS = False
 # What a restricted gradient costs for one example, in multiplications of the ordinary one: a
 # multiplication, a number that is collected from inputs or outputs, and the rest, however small the
 # product is. Measured by benchmarks/gradient_rule.py.
-RESTRICTED_GRADIENT_COSTS = (1.0, 250.0, 60_000.0)
+PRODUCT_COSTS = CONVOLUTION_COSTS = (1.0, 250.0, 60_000.0)
 
 # Whether the gradient of a depthwise kernel costs as much as that of an ordinary convolution.
 DEPTHWISE_GRADIENTS_ARE_DENSE = False

@@ -19,11 +19,13 @@ class Convolution:
     Attributes:
         axes: which axes of the kernel are places, rows and columns.
         ways: whether some rows, and some columns, can be taken alone: all that is possible.
+        costs: as of `cheapest_block`.
         strides, dilation_rate: as of the layer.
         channels: the axis of inputs and outputs that has the channels.
     """
 
     ways: tuple[tuple[bool, bool], ...] = WAYS
+    costs = backend.CONVOLUTION_COSTS
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer

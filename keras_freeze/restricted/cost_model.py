@@ -20,7 +20,10 @@ def active_parts(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cheapest_block(
-    matrices: np.ndarray, places: tuple[int, int], ways: Sequence[tuple[bool, bool]] = WAYS
+    matrices: np.ndarray,
+    places: tuple[int, int],
+    ways: Sequence[tuple[bool, bool]] = WAYS,
+    costs: tuple[float, float, float] = backend.PRODUCT_COSTS,
 ) -> tuple[bool, bool] | None:
     """Return whether to take only some rows, and only some columns; None to leave a kernel alone.
 
@@ -28,13 +31,15 @@ def cheapest_block(
         matrices: a mask of shape (places, rows, columns).
         places: how many places inputs and outputs have; each has one number for a channel.
         ways: those among which to choose.
+        costs: of a multiplication, of a collected number and of the rest, in multiplications of the
+            ordinary gradient.
     """
     if not matrices.any():
         return True, True
     counted = works(matrices, places)
-    costs = {way: float(np.dot(counted[way], backend.RESTRICTED_GRADIENT_COSTS)) for way in ways}
-    best = min(costs, key=lambda way: costs[way])
-    return best if costs[best] < _MARGIN * places[1] * matrices.size else None
+    of_ways = {way: float(np.dot(counted[way], costs)) for way in ways}
+    best = min(of_ways, key=lambda way: of_ways[way])
+    return best if of_ways[best] < _MARGIN * places[1] * matrices.size else None
 
 
 def works(
@@ -47,8 +52,7 @@ def works(
 
     Returns:
         For each choice of taking only the active rows and only the active columns: how many
-        multiplications, how many numbers that are collected first, and 1: the units of
-        `RESTRICTED_GRADIENT_COSTS`.
+        multiplications, how many numbers that are collected first, and 1: what has `costs`.
     """
     active_rows, active_columns = (len(active) for active in active_parts(matrices))
     inputs, outputs = places

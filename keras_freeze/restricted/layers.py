@@ -99,7 +99,9 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
                     continue
                 trained = update.trained(position)
                 places = operation.places(_input_shape(layer))
-                way = cheapest_block(operation.matrices(trained), places, operation.ways)
+                way = cheapest_block(
+                    operation.matrices(trained), places, operation.ways, operation.costs
+                )
                 if way is not None:
                     update.blocks[position] = Block(operation, kernel, trained, *way)
             if len(update.blocks) > num_blocks:

@@ -33,12 +33,14 @@ class MatrixProduct:
     Attributes:
         axes: which axes of the kernel are places, rows and columns.
         ways: whether some rows, and some columns, can be taken alone: all that is possible.
+        costs: as of `cheapest_block`.
 
     Raises:
         ValueError: if the equation is not a matrix product.
     """
 
     ways: tuple[tuple[bool, bool], ...] = WAYS
+    costs = backend.PRODUCT_COSTS
 
     def __init__(self, equation: str, apply: Callable[[Any, Any], Any]) -> None:
         self.apply = apply
