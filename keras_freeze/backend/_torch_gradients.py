@@ -10,7 +10,7 @@ import torch
 from keras_freeze import _keras_private
 from keras_freeze.backend._passes import wants_all_gradients
 
-PRODUCT_COSTS = (1.0, 100.0, 60_000.0)
+PRODUCT_COSTS = (0.8, 230.0, 70_000.0)
 CONVOLUTION_COSTS = (0.8, 400.0, 60_000.0)
 
 
