@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from keras_freeze.storage.grids import Grid, OnGrid, remember_grid
 from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.saving import sourced_variables
-from keras_freeze.storage.sources import SavedVariable, check_explained
+from keras_freeze.storage.sources import SavedVariable, paths_of, unexplained
 
 # Batches from which curvatures are estimated: for each variable, one number.
 _MOST_BATCHES = 64
@@ -132,8 +132,9 @@ def quantize(
 
     Raises:
         ValueError: if the model is not built or not frozen, or if nothing in it is trained; if
-            neither or both of `x` and `step` are given; if the loss is not finite, or if no grid
-            keeps it within `tolerance`. The model is then as it was.
+            its frozen weights come neither from a known seed nor from `base`; if neither or both of
+            `x` and `step` are given; if the loss is not finite, or if no grid keeps it within
+            `tolerance`; if `step` is too small. The model is then as it was.
         TypeError: if an argument has a wrong type.
         RuntimeError: while another thread trains the model.
 
@@ -149,7 +150,7 @@ def quantize(
     grid = None if step is None else Grid(step)
     base_variables = None if base is None else variables_of(open_base(base))
     variables, _ = sourced_variables(model, base_variables)
-    check_explained(variables)
+    _check_starts_known(variables)
     starts = origins(model, variables, base_variables)
     starts = {saved: start for saved, start in starts.items() if saved.is_stored.any()}
     if not starts:
@@ -157,10 +158,11 @@ def quantize(
     before: Mapping[str, float] = {}
     after = before
     if grid is not None:
-        points = _points(starts, dict.fromkeys(starts, grid.step))
-        _assign(starts, points)
+        points = _points(starts, dict.fromkeys(starts, grid))
+        _check_complete(points, starts, grid)
+        _Values(starts).assign(points)
     else:
-        with attributes_kept(model), _put_back_at_an_error(starts):
+        with attributes_kept(model):
             points, before, after = _search(model, x, y, starts, tolerance)
     for saved, point in points.items():
         remember_grid(saved.variable, point.grid, point.origin)
@@ -175,7 +177,14 @@ def _check_arguments(model: Any, x: Any, y: Any, step: Any) -> None:
             "Give `quantize` either data as `x` and `y`, by which it chooses the steps, or one "
             f"`step`. Received: step={step!r} {'without' if x is None else 'and'} data"
         )
+    if x is None and y is not None:
+        raise ValueError("Argument `y` must be None without `x`. Received: x=None and targets")
     if x is not None:
+        if not getattr(model, "compiled", False):
+            raise ValueError(
+                "The model must be compiled for `quantize` to evaluate it: compile it, or pass a "
+                f"`step` instead of data. Received: model={model!r}"
+            )
         check_readable_again(x)
         Passes(x, y, None, None, None)  # refuses data that are empty or do not fit together
     if get_mask(model) is None:
@@ -185,6 +194,17 @@ def _check_arguments(model: Any, x: Any, y: Any, step: Any) -> None:
             f"Received: model={model!r}"
         )
     check_not_quantized(model)
+
+
+def _check_starts_known(variables: Sequence[SavedVariable]) -> None:
+    lost = unexplained(variables)
+    if lost:
+        raise ValueError(
+            f"It is not known where the frozen weights of {paths_of(lost)} come from, so that a "
+            "file cannot leave them out and differences to them say nothing. Pass the model or "
+            "file that they come from as `base`; or call `keras_freeze.reinitialize(model, "
+            "seed=...)` before `freeze`."
+        )
 
 
 def _search(
@@ -205,28 +225,32 @@ def _search(
     relative = _relative_steps(model, x, y, starts)
     largest = max(_largest_difference(*item) / relative[item[0]] for item in starts.items()) or 1.0
 
-    def attempt(number: int) -> tuple[_Points, Mapping[str, float]]:
-        scale = largest * _SCALES[number]
-        points = _points(starts, {saved: scale * relative[saved] for saved in starts})
-        _assign(starts, points)
-        return points, _evaluate(model, x, y)
+    with _Values(starts).put_back_at_an_error() as values:
 
-    too_coarse, fine = -1, len(_SCALES) - 1
-    found = attempt(fine)
-    if not found[1]["loss"] <= limit:
-        raise ValueError(
-            f"Argument `tolerance` must be larger for this model: with the finest grid, the loss "
-            f"rises from {before['loss']!r} to {found[1]['loss']!r}. "
-            f"Received: tolerance={tolerance!r}"
-        )
-    while fine - too_coarse > 1:
-        middle = (fine + too_coarse) // 2
-        points, after = attempt(middle)
-        if after["loss"] <= limit:
-            fine, found = middle, (points, after)
-        else:
-            too_coarse = middle
-    _assign(starts, found[0])
+        def attempt(number: int) -> tuple[_Points, Mapping[str, float]]:
+            scale = largest * _SCALES[number]
+            # Few digits take fewer bytes in a file.
+            grids = {saved: Grid(float(f"{scale * relative[saved]:.2g}")) for saved in starts}
+            points = _points(starts, grids)
+            values.assign(points)
+            return points, _evaluate(model, x, y)
+
+        too_coarse, fine = -1, len(_SCALES) - 1
+        found = attempt(fine)
+        if not found[1]["loss"] <= limit:
+            raise ValueError(
+                f"Argument `tolerance` must be larger for this model: with the finest grid, the "
+                f"loss rises from {before['loss']!r} to {found[1]['loss']!r}. "
+                f"Received: tolerance={tolerance!r}"
+            )
+        while fine - too_coarse > 1:
+            middle = (fine + too_coarse) // 2
+            points, after = attempt(middle)
+            if after["loss"] <= limit:
+                fine, found = middle, (points, after)
+            else:
+                too_coarse = middle
+        values.assign(found[0])
     return found[0], before, found[1]
 
 
@@ -258,33 +282,48 @@ def _largest_difference(saved: SavedVariable, start: tuple[Source, np.ndarray]) 
     return float(differences[np.isfinite(differences)].max(initial=0.0))
 
 
-def _points(starts: _Starts, steps: Mapping[SavedVariable, float]) -> _Points:
-    """Return the points next to the variables' values, with steps of few digits."""
-    points = {
-        saved: nearest(saved, Grid(float(f"{steps[saved]:.2g}")), *start)
-        for saved, start in starts.items()
-    }
+def _points(starts: _Starts, grids: Mapping[SavedVariable, Grid]) -> _Points:
+    """Return the points next to the variables' values, where there are such points."""
+    points = {saved: nearest(saved, grids[saved], *start) for saved, start in starts.items()}
     return {saved: point for saved, point in points.items() if point is not None}
 
 
-def _assign(starts: _Starts, points: _Points) -> None:
-    for saved in starts:
-        bits = saved.bits.copy()
-        if saved in points:  # else it cannot be on this grid
-            bits[saved.is_stored] = points[saved].bits
-        set_bits(saved.variable, bits, saved.dtype)
+def _check_complete(points: _Points, starts: _Starts, grid: Grid) -> None:
+    """Refuse a step with which finite values have no points."""
+    missing = [s for s in starts if s not in points and np.isfinite(s.values()).all()]
+    if missing:
+        raise ValueError(
+            "Argument `step` must be such that all trained values can be rounded. Those of "
+            f"{paths_of(missing)} are more than 2**31 steps from their start, or too large once "
+            f"they are rounded. Received: step={grid.step!r}"
+        )
 
 
-@contextlib.contextmanager
-def _put_back_at_an_error(starts: _Starts) -> Iterator[None]:
-    # Not the bits that are saved, which differ from these for FreezeNet-WD.
-    before = {saved: bits_of(saved.variable) for saved in starts}
-    try:
-        yield
-    except BaseException:
-        for saved, bits in before.items():
+class _Values:
+    """The values that variables have, of which those that are trained are replaced.
+
+    They are those of the variables and not those that are saved, which differ for FreezeNet-WD.
+    """
+
+    def __init__(self, starts: _Starts) -> None:
+        self._before = {saved: bits_of(saved.variable) for saved in starts}
+
+    def assign(self, points: _Points) -> None:
+        """Assign points; variables without points get the values that they had."""
+        for saved, before in self._before.items():
+            bits = before.copy()
+            if saved in points:
+                bits[saved.is_stored] = points[saved].bits
             set_bits(saved.variable, bits, saved.dtype)
-        raise
+
+    @contextlib.contextmanager
+    def put_back_at_an_error(self) -> Iterator["_Values"]:
+        """Assign the values that the variables had if the block fails."""
+        try:
+            yield self
+        except BaseException:
+            self.assign({})
+            raise
 
 
 def _evaluate(model: keras.Model, x: Any, y: Any) -> dict[str, float]:

@@ -10,9 +10,13 @@ from keras_freeze import backend
 from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
 from keras_freeze.initializers.of_layers import initializers_of, source_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
+from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.grids import DTYPES, Grid, OnGrid, grid_of
 from keras_freeze.storage.origin import guess
 from keras_freeze.storage.sources import SavedVariable, align
+
+# About what is left of values as they are, of which the exponents are coded.
+_SHARE_OF_BITS = 0.8
 
 
 def set_grids(variables: Sequence[SavedVariable], base: Sequence[Any] | None) -> None:
@@ -29,7 +33,10 @@ def set_grids(variables: Sequence[SavedVariable], base: Sequence[Any] | None) ->
         grid, origin = remembered
         starts = _starts(saved, origin, base)
         on_grid = None if starts is None else nearest(saved, grid, origin, starts)
-        if on_grid is not None and np.array_equal(on_grid.bits, saved.bits[saved.is_stored]):
+        if on_grid is None or not np.array_equal(on_grid.bits, saved.bits[saved.is_stored]):
+            continue
+        # On a very fine grid, the values as they are take fewer bits.
+        if num_bits(on_grid.integers) < _SHARE_OF_BITS * 8 * on_grid.bits.nbytes:
             saved.on_grid = on_grid
 
 

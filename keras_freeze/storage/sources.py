@@ -265,9 +265,9 @@ def _labels(variables: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(path_of(v).rsplit("/", 1)[-1], tuple(v.shape), dtype_of(v)) for v in variables]
 
 
-def check_explained(variables: Sequence[SavedVariable]) -> None:
-    """Raise ValueError if there are frozen weights that no source provides."""
-    lost = [
+def unexplained(variables: Sequence[SavedVariable]) -> list[SavedVariable]:
+    """Return those with frozen weights that no source provides."""
+    return [
         saved
         for saved in variables
         if saved.entry is not None
@@ -276,22 +276,27 @@ def check_explained(variables: Sequence[SavedVariable]) -> None:
         # Biases, such as those of an LSTM with zeros and ones, are few values: they are stored.
         and kind_of(saved.variable) not in (BIAS, NORMALIZATION)
     ]
+
+
+def check_explained(variables: Sequence[SavedVariable]) -> None:
+    """Raise ValueError if there are frozen weights that no source provides."""
+    lost = unexplained(variables)
     elsewhere = [saved for saved in lost if saved.start and not _gives(saved.start, saved)]
     if elsewhere:
         drawn_with = sorted({saved.start.drawn_with for saved in elsewhere if saved.start})
         raise ValueError(
-            f"The frozen weights of {_paths(elsewhere)} were drawn by initializers of Keras with "
+            f"The frozen weights of {paths_of(elsewhere)} were drawn by initializers of Keras with "
             f"{', '.join(drawn_with)}, and {in_words(versions())} draws other numbers from the "
             "same seeds. Save the model where they were drawn; or pass the model or file that they "
             "come from as `base`; or pass `include_frozen=True` to put them into the file."
         )
     if lost:
         raise ValueError(
-            f"The frozen weights of {_paths(lost)} come neither from a known seed nor from a base, "
-            "and they are not all equal. Call `keras_freeze.reinitialize(model, seed=...)` before "
-            "you freeze a model, so that a seed is enough to draw them again; or pass the model or "
-            "file that they come from as `base`; or pass `include_frozen=True` to put them into "
-            "the file."
+            f"The frozen weights of {paths_of(lost)} come neither from a known seed nor from a "
+            "base, and they are not all equal. Call `keras_freeze.reinitialize(model, seed=...)` "
+            "before you freeze a model, so that a seed is enough to draw them again; or pass the "
+            "model or file that they come from as `base`; or pass `include_frozen=True` to put "
+            "them into the file."
         )
 
 
@@ -307,13 +312,13 @@ def warn_if_not_portable(variables: Sequence[SavedVariable]) -> None:
     if bound:
         warnings.warn(
             f"The file stores the seeds of Keras initializers instead of the values of "
-            f"{_paths(bound)}. Other backends and versions draw other numbers from them: the file "
-            f"can be loaded with {in_words(versions())} only. For a file that can be loaded "
+            f"{paths_of(bound)}. Other backends and versions draw other numbers from them: the "
+            f"file can be loaded with {in_words(versions())} only. For a file that can be loaded "
             "everywhere, call `keras_freeze.reinitialize(model, seed=...)` before `freeze`, or "
             "pass `include_frozen=True`.",
             stacklevel=3,
         )
 
 
-def _paths(variables: Sequence[SavedVariable]) -> str:
+def paths_of(variables: Sequence[SavedVariable]) -> str:
     return shorten([saved.path for saved in variables])

@@ -56,7 +56,7 @@ def size_of(model, path, **arguments):
     return path.stat().st_size
 
 
-@pytest.mark.parametrize("step", [0.3, 1e-3])
+@pytest.mark.parametrize("step", [0.3, 1.25e-3])
 def test_trained_values_are_the_nearest_points_and_all_others_what_they_were(step, tmp_path):
     model, start = trained()
     before, mask = values_of(model.variables), kf.get_mask(model)
@@ -125,6 +125,32 @@ def test_training_that_goes_on_is_saved_as_it_is(tmp_path):
     fit(model, *blobs(), batch_size=8)
     assert_saved_without_loss(model, tmp_path / "model.freeze")
     assert (tmp_path / "model.freeze").stat().st_size > quantized
+
+
+@pytest.mark.parametrize("step", [0.125, 0.0625])
+def test_a_step_is_the_same_in_quantize_and_in_save(step, tmp_path):
+    model, _ = trained()
+    kf.save(model, tmp_path / "model.freeze", values=kf.storage.Grid(step))
+    kf.quantize(model, step=step)
+    loaded = kf.load(tmp_path / "model.freeze")
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_file_does_not_grow_by_a_very_fine_grid(dtype, tmp_path):
+    model, _ = trained(dense_model(dtype=dtype))
+    before = size_of(model, tmp_path / "model.freeze")
+    kf.quantize(model, step=1e-7)
+    assert_saved_without_loss(model, tmp_path / "model.freeze")
+    assert (tmp_path / "model.freeze").stat().st_size <= before + 16
+
+
+def test_frozen_weights_that_decay_keep_their_bits():
+    model, _ = trained(**TREATMENTS["decay"])
+    before, mask = values_of(model.variables), kf.get_mask(model)
+    kf.quantize(model, step=0.05)
+    assert_frozen_bits_kept(model.variables, mask, before)
 
 
 def test_a_grid_rounds_what_is_saved_and_not_the_model(tmp_path):
@@ -323,6 +349,22 @@ def unbuilt():
     return compiled(model)
 
 
+def not_compiled():
+    model, _ = trained()
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    compiled(copy)
+    kf.freeze(copy, mask=kf.get_mask(model))
+    copy.compiled = False  # as after `load(path, compile=False)`
+    return copy
+
+
+def from_elsewhere():
+    model = dense_model()
+    model.layers[0].kernel.assign(np.random.default_rng(5).normal(size=(6, 8)))
+    return trained(model, distribution=None)[0]
+
+
 X, Y = blobs()
 
 
@@ -338,6 +380,10 @@ X, Y = blobs()
         (lambda: trained()[0], {"x": X, "y": Y, "step": 1}, ValueError, "either data"),
         (lambda: trained()[0], {"x": iter([(X, Y)])}, ValueError, "Argument `x`"),
         (lambda: trained()[0], {"x": X, "y": Y[:5]}, ValueError, "length"),
+        (lambda: trained()[0], {"y": Y, "step": 0.1}, ValueError, "Argument `y` must be None"),
+        (lambda: trained()[0], {"step": 1e-12}, ValueError, "`step` must be .* be rounded"),
+        (not_compiled, {"x": X, "y": Y}, ValueError, "must be compiled"),
+        (from_elsewhere, {"step": 0.1}, ValueError, "`base`"),
         (lambda: trained()[0], {"step": 0.0}, ValueError, "Argument `step`"),
         (lambda: trained()[0], {"step": -1.0}, ValueError, "Argument `step`"),
         (lambda: trained()[0], {"step": float("nan")}, ValueError, "Argument `step`"),
