@@ -18,6 +18,7 @@ from keras_freeze.gradients.data import Passes, check_readable_again
 from keras_freeze.gradients.flow import FlowMeter
 from keras_freeze.gradients.loss import evaluate
 from keras_freeze.gradients.preserve import attributes_kept, state_kept
+from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.model_state import ModelOptimizers, check_not_quantized, get_mask
 from keras_freeze.starts import Source
 from keras_freeze.storage.coding.integers import num_bits
@@ -25,7 +26,7 @@ from keras_freeze.storage.grid_values import nearest, origins
 from keras_freeze.storage.grids import Grid, OnGrid, remember_grid
 from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
-from keras_freeze.storage.saving import sourced_variables
+from keras_freeze.storage.saving import sourced_variables, state_of
 from keras_freeze.storage.sources import SavedVariable, paths_of, unexplained
 
 # Batches from which curvatures are estimated: for each variable, one number.
@@ -145,11 +146,11 @@ def quantize(
     keras_freeze.save(model, "digits.freeze")
     ```
     """
-    _check_arguments(model, x, y, step)
+    mask = _checked_mask(model, x, y, step)
     tolerance = check_number("tolerance", tolerance, minimum=0.0)
     grid = None if step is None else Grid(step)
     base_variables = None if base is None else variables_of(open_base(base))
-    variables, _ = sourced_variables(model, base_variables)
+    variables, _ = sourced_variables(model, state_of(model), mask, base_variables)
     _check_starts_known(variables)
     starts = origins(model, variables, base_variables)
     starts = {saved: start for saved, start in starts.items() if saved.is_stored.any()}
@@ -169,7 +170,8 @@ def quantize(
     return Quantization(tuple(_row(*item) for item in points.items()), before, after)
 
 
-def _check_arguments(model: Any, x: Any, y: Any, step: Any) -> None:
+def _checked_mask(model: Any, x: Any, y: Any, step: Any) -> FreezeMask:
+    """Check arguments, and return the mask of a model that is frozen."""
     check_built(model, "model")
     check_not_trained_elsewhere(model)
     if (x is None) == (step is None):
@@ -187,13 +189,15 @@ def _check_arguments(model: Any, x: Any, y: Any, step: Any) -> None:
             )
         check_readable_again(x)
         Passes(x, y, None, None, None)  # refuses data that are empty or do not fit together
-    if get_mask(model) is None:
+    mask = get_mask(model)
+    if mask is None:
         ModelOptimizers(model).required()  # says why not
         raise ValueError(
             "The model must be frozen: call `keras_freeze.freeze` or train it first. "
             f"Received: model={model!r}"
         )
     check_not_quantized(model)
+    return mask
 
 
 def _check_starts_known(variables: Sequence[SavedVariable]) -> None:

@@ -13,6 +13,7 @@ from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, value_error
 from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import ModelOptimizers, get_mask
 from keras_freeze.optimizer.state import State
@@ -120,10 +121,12 @@ def save(
     config = config_of(model)
     if not include_compile:
         config["compile_config"] = None
-    state, mask = _state_of(model), get_mask(model)
+    state, mask = state_of(model), get_mask(model)
     base_variables = None if base is None else variables_of(open_base(base))
     stored_dtype = values if isinstance(values, str) else "float32"
-    variables, settings = sourced_variables(model, base_variables, stored_dtype, include_frozen)
+    variables, settings = sourced_variables(
+        model, state, mask, base_variables, stored_dtype, include_frozen
+    )
     set_grids(variables, base_variables)
     if isinstance(values, Grid):
         round_to_grid(model, variables, base_variables, values)
@@ -157,6 +160,8 @@ def save(
 
 def sourced_variables(
     model: keras.Model,
+    state: State,
+    mask: FreezeMask | None,
     base: Sequence[Any] | None,
     stored_dtype: str = "float32",
     portable_only: bool = False,
@@ -165,11 +170,11 @@ def sourced_variables(
 
     Args:
         model: The model.
+        state, mask: What `state_of` and `get_mask` return for it.
         base: The variables of the base, or None.
         stored_dtype: The dtype in which values of float32 parameters are stored.
         portable_only: As of `find_sources`.
     """
-    state, mask = _state_of(model), get_mask(model)
     entries = {} if mask is None else {id(v): mask.find(v) for v in model.variables}
     settings, numbers = _settings_of(model)
     variables = saved_variables(model, entries, numbers, stored_dtype)
@@ -178,7 +183,7 @@ def sourced_variables(
     return variables, settings
 
 
-def _state_of(model: keras.Model) -> State:
+def state_of(model: keras.Model) -> State:
     """Return the state of a model's FreezeOptimizer, with the decay factor of its variables."""
     optimizer = ModelOptimizers(model).single
     state = State(None, compact=False) if optimizer is None else optimizer.state

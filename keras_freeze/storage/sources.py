@@ -120,12 +120,15 @@ class SavedVariable:
 
     def record(self) -> VariableRecord:
         """Return the record of the variable in the header."""
-        loaded, on_grid = self.bits.copy(), self.on_grid
+        loaded, on_grid, rounded = self.bits, self.on_grid, None
         if on_grid is not None:
-            loaded[self.is_stored] = on_grid.bits
+            rounded = on_grid.bits
         elif self.stored_dtype != self.dtype:
             values = from_bits(self.stored(), self.stored_dtype)
-            loaded[self.is_stored] = as_bits(values.astype(numpy_dtype(self.dtype)))
+            rounded = as_bits(values.astype(numpy_dtype(self.dtype)))
+        if rounded is not None:
+            loaded = loaded.copy()
+            loaded[self.is_stored] = rounded
         entry = None
         if self.entry is not None:
             key = None if self.draw is None else (self.draw.seed, self.draw.stream)

@@ -27,7 +27,7 @@ def encode_integers(encoder: Encoder, integers: np.ndarray) -> None:
     """Write a vector of integers of at most `LARGEST` in magnitude."""
     if not integers.size:
         return
-    shift, decay = _cheapest_parameters(integers)
+    _, shift, decay = _cheapest_parameters(integers)
     encoder.bits(shift, _PARAMETER_BITS)
     encoder.bits(decay, _PARAMETER_BITS)
     high = integers >> shift
@@ -72,8 +72,7 @@ def num_bits(integers: np.ndarray) -> float:
     """Return about how many bits `encode_integers` takes."""
     if not integers.size:
         return 0.0
-    shift, decay = _cheapest_parameters(integers)
-    return 2 * _PARAMETER_BITS + shift * integers.size + _costs(integers >> shift)[decay]
+    return 2 * _PARAMETER_BITS + _cheapest_parameters(integers)[0]
 
 
 def _pieces(count: int) -> Iterator[slice]:
@@ -98,15 +97,15 @@ def _first_frequencies(decay: int) -> np.ndarray:
     return np.array([*magnitudes[:0:-1], *magnitudes, magnitudes[-1]])
 
 
-def _cheapest_parameters(integers: np.ndarray) -> tuple[int, int]:
-    """Return how many lowest bits to write as they are, and the decay, that cost least."""
+def _cheapest_parameters(integers: np.ndarray) -> tuple[float, int, int]:
+    """Return the least cost in bits, how many lowest bits to write as they are, and the decay."""
     size = int(np.abs(integers).mean())
     widest = max(size.bit_length() - 1, 0)
-    costs = {}
-    for shift in range(max(widest - 2, 0), widest + 1):
-        found = _costs(integers >> shift)
-        costs.update({(shift, decay): shift * integers.size + found[decay] for decay in _DECAYS})
-    return min(costs, key=lambda parameters: costs[parameters])
+    return min(
+        (shift * integers.size + cost, shift, decay)
+        for shift in range(max(widest - 2, 0), widest + 1)
+        for decay, cost in enumerate(_costs(integers >> shift))
+    )
 
 
 def _costs(high: np.ndarray) -> list[float]:
