@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -23,6 +24,11 @@ class ByVariable(Generic[_T]):
         """Return the value of a variable; None if it has none."""
         reference, value = self._entries.get(id(variable), (None, None))
         return value if reference is not None and reference() is variable else None
+
+    def change(self, function: Callable[[_T], _T]) -> None:
+        """Replace each value by what the function makes of it."""
+        for key, (reference, value) in list(self._entries.items()):
+            self._entries[key] = reference, function(value)
 
     def _remove(self, key: int, dead: Any) -> None:
         entry = self._entries.get(key)

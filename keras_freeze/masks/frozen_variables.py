@@ -8,7 +8,6 @@ Variables are referenced weakly.
 
 import contextlib
 import contextvars
-import functools
 import math
 import warnings
 import weakref
@@ -20,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
+from keras_freeze._utils.by_variable import ByVariable
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.selection import rescue_index
 from keras_freeze.masks.settings import Settings
@@ -77,7 +77,6 @@ class VariableMask:
 class _FrozenVariable:
     """An entry of the registry."""
 
-    variable: Any  # a weak reference
     owner: Any  # a weak reference; None for a file
     decision: Decision
     position: int
@@ -94,7 +93,7 @@ class _FrozenVariable:
         return only == rescue_index(settings.seed, self.position, trained.size)
 
 
-_registry: dict[int, _FrozenVariable] = {}
+_registry: ByVariable[_FrozenVariable] = ByVariable()
 _decisions: weakref.WeakKeyDictionary[Any, list[Decision]] = weakref.WeakKeyDictionary()
 # The model that an optimizer was built or frozen for, by optimizer.
 _models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -126,7 +125,7 @@ def register(
     owner is a FreezeOptimizer; None for a file.
     """
     new = Decision(settings, decay_scale)
-    entries = [_registered(mask.variable) for mask in masks]
+    entries = [_registry.get(mask.variable) for mask in masks]
     is_same = decay_scale is None and all(
         entry is None or _have_same_values(entry, mask)
         for entry, mask in zip(entries, masks, strict=True)
@@ -140,9 +139,7 @@ def register(
             else:
                 entry.decision.supersede(by=owner)
         decisions.append(decision)
-        key = id(mask.variable)
-        _registry[key] = _FrozenVariable(
-            variable=weakref.ref(mask.variable, functools.partial(_remove, key)),
+        registered = _FrozenVariable(
             owner=None if owner is None else weakref.ref(owner),
             decision=decision,
             position=position,
@@ -150,6 +147,7 @@ def register(
             read=mask.read,
             start=mask.start,
         )
+        _registry.set(mask.variable, registered)
     if owner is not None:
         _decisions[owner] = list(dict.fromkeys(decisions))
         for decision in _decisions[owner]:
@@ -158,9 +156,13 @@ def register(
 
 def keep_current_masks(owner: Any) -> None:
     """Copy the masks that an optimizer has registered, before what they are read from changes."""
-    for key, entry in list(_registry.items()):
-        if entry.owner is not None and entry.owner() is owner:
-            _registry[key] = replace(entry, read=constant_mask(entry.read()))
+
+    def keep(entry: _FrozenVariable) -> _FrozenVariable:
+        if entry.owner is None or entry.owner() is not owner:
+            return entry
+        return replace(entry, read=constant_mask(entry.read()))
+
+    _registry.change(keep)
 
 
 def zero_frozen_entries(variable: Any, trained: Any) -> None:
@@ -197,7 +199,7 @@ def mask_of(variables: Sequence[Any]) -> FreezeMask | None:
     """Return the mask of these variables, each at its index in the list; None if none is frozen."""
     entries, masked, num_rescued = [], [], 0
     for position, variable in enumerate(variables):
-        entry = _registered(variable)
+        entry = _registry.get(variable)
         trained = None if entry is None else entry.read()
         if entry is None or trained is None:
             continue
@@ -211,18 +213,18 @@ def mask_of(variables: Sequence[Any]) -> FreezeMask | None:
 
 def num_registered(variables: Iterable[Any]) -> int:
     """Return how many of the variables have a mask, or will have one once it is decided."""
-    return sum(_registered(variable) is not None for variable in variables)
+    return sum(_registry.get(variable) is not None for variable in variables)
 
 
 def decisions_about(variables: Sequence[Any]) -> list[Decision]:
     """Return the decisions about these variables, each once, in order."""
-    entries = map(_registered, variables)
+    entries = map(_registry.get, variables)
     return list(dict.fromkeys(entry.decision for entry in entries if entry is not None))
 
 
 def starts_of(variables: Sequence[Any]) -> dict[int, Start]:
     """Return what variables were drawn from, by their index in the list, where that is known."""
-    entries = enumerate(map(_registered, variables))
+    entries = enumerate(map(_registry.get, variables))
     return {i: e.start for i, e in entries if e is not None and e.start is not None}
 
 
@@ -277,17 +279,6 @@ def check_agrees(mask: FreezeMask, parameters: Sequence[Parameter], settings: Se
             "all weights.",
             stacklevel=2,
         )
-
-
-def _registered(variable: Any) -> _FrozenVariable | None:
-    entry = _registry.get(id(variable))
-    return entry if entry is not None and entry.variable() is variable else None
-
-
-def _remove(key: int, dead: Any) -> None:
-    entry = _registry.get(key)
-    if entry is not None and entry.variable is dead:  # not the entry of a new object with this id
-        del _registry[key]
 
 
 def _have_same_values(entry: _FrozenVariable, mask: VariableMask) -> bool:
