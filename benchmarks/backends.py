@@ -2,11 +2,14 @@
 
     python benchmarks/backends.py
     python benchmarks/backends.py --backends=jax --networks=mlp_4096 --rates=0.999
+    python benchmarks/backends.py --results=backends.jsonl --plot=backends.png
 
 Each backend runs in a process of its own. There, plain Keras, the FreezeOptimizer after `freeze`,
 the same with ordinary gradients, and the FreezeOptimizer whose first batch decides take turns, in
 a new order each round, with the same initial weights and batches. A run is one call of `fit` for
 some steps. Printed are the fastest runs and their ratio to plain Keras; medians in parentheses.
+With `--results`, the seconds of each step are kept in a file, and what is there is not measured
+again.
 """
 
 import json
@@ -16,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from absl import app, flags
 
@@ -24,6 +28,8 @@ flags.DEFINE_list("backends", ["tensorflow", "jax", "torch"], "Backends of Keras
 flags.DEFINE_list("networks", None, "Some of the networks; all by default.")
 flags.DEFINE_list("rates", None, "Freezing rates instead of each network's own.")
 flags.DEFINE_integer("runs", 8, "Runs of each variant.", lower_bound=1)
+flags.DEFINE_string("results", None, "The file for the times, one line of JSON for each network.")
+flags.DEFINE_string("plot", None, "The picture to draw of what is in `--results`.")
 flags.DEFINE_bool("child", False, "Whether this process measures; set by the script itself.")
 
 # By name: steps of a run, freezing rates, optimizer.
@@ -36,11 +42,24 @@ NETWORKS = {
     "separable": (3, (0.99, 0.999), "momentum"),
 }
 
+TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+COLORS = ("#D55E00", "#0072B2", "#009E73")
+LABELS = {
+    "lenet_300_100": "LeNet-300-100",
+    "mlp_4096": "784-4096-4096-10",
+    "transformer": "transformer, 4 blocks",
+    "dense_64_x_40": "40 Dense(64), Adam",
+    "vgg16_d": "VGG16-D",
+    "separable": "separable convolutions",
+}
+
 
 def main(_):
     if FLAGS.child:
         measure()
         return
+    if FLAGS.plot and not FLAGS.results:
+        raise app.UsageError("--plot draws what is in --results, which is missing.")
     print(
         "| backend | network | q | plain, ms | FreezeOptimizer | ordinary gradients | first batch |"
     )
@@ -49,26 +68,48 @@ def main(_):
         command = [sys.executable, *sys.argv, "--child"]
         environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
         subprocess.run(command, env=environment, check=True)
+    if FLAGS.plot:
+        draw(measured())
 
 
 def measure():
+    import keras
+
+    backend = keras.backend.backend()
+    known = {key_of(row): row for row in measured()}
     for name in FLAGS.networks or NETWORKS:
         steps, rates, optimizer = NETWORKS[name]
         for rate in map(float, FLAGS.rates or rates):
-            print_row(name, rate, times_of(name, steps, rate, optimizer))
+            row = {"backend": backend, "network": name, "rate": rate}
+            if key_of(row) not in known:
+                row["times"] = times_of(name, steps, rate, optimizer)
+                keep(row)
+            print_row(known.get(key_of(row), row))
 
 
-def print_row(name, rate, times):
-    import keras
+def key_of(row):
+    return row["backend"], row["network"], row["rate"]
 
-    plain = min(times["plain"]), statistics.median(times["plain"])
-    cells = [keras.backend.backend(), name, str(rate), f"{1e3 * plain[0]:.2f}"]
+
+def measured():
+    """What is in the file of results."""
+    path = Path(FLAGS.results or "")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def keep(row):
+    if FLAGS.results:
+        with open(FLAGS.results, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def print_row(row):
+    times = row["times"]
+    cells = [row["backend"], row["network"], str(row["rate"]), f"{1e3 * min(times['plain']):.2f}"]
     for variant in ("frozen", "ordinary", "first batch"):
-        found = times[variant]
-        ratios = min(found) / plain[0], statistics.median(found) / plain[1]
-        cells.append(f"{ratios[0]:.2f} ({ratios[1]:.2f})")
+        ratios = [of(times[variant]) / of(times["plain"]) for of in (min, statistics.median)]
+        cells.append("{:.2f} ({:.2f})".format(*ratios))
     print(f"| {' | '.join(cells)} |", flush=True)
-    print(json.dumps({"network": name, "rate": rate, "times": times}), file=sys.stderr, flush=True)
 
 
 def times_of(name, steps, rate, optimizer):
@@ -178,6 +219,39 @@ def data_of(name, steps):
     if name in ("mlp_4096", "lenet_300_100"):  # as in images of digits, most pixels are 0
         x *= rng.random(shape) < 0.3
     return x.astype("float32"), y
+
+
+def draw(rows):
+    """Draws the fastest steps relative to plain Keras, a group of bars for each network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    ratios = {key_of(r): min(r["times"]["frozen"]) / min(r["times"]["plain"]) for r in rows}
+    groups = [
+        (name, rate)
+        for name, (_, rates, _) in NETWORKS.items()
+        for rate in rates
+        if any((backend, name, rate) in ratios for backend in TITLES)
+    ]
+    figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.6 * len(groups)), layout="constrained")
+    for shift, (backend, color) in enumerate(zip(TITLES, COLORS, strict=True)):
+        bars = {
+            place + 0.27 * (shift - 1): ratios[backend, name, rate]
+            for place, (name, rate) in enumerate(groups)
+            if (backend, name, rate) in ratios
+        }
+        drawn = axes.barh([*bars], [*bars.values()], 0.25, color=color, label=TITLES[backend])
+        axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize=8)
+    axes.axvline(1, color="black", linewidth=1)
+    labels = [f"{LABELS[name]}, q = {rate}" for name, rate in groups]
+    axes.set_yticks(range(len(groups)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("Time of a step in fit, relative to plain Keras on the same backend")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FLAGS.plot, dpi=150)
 
 
 if __name__ == "__main__":

@@ -211,13 +211,20 @@ def zero_after(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
     known = [g for g in gradients if isinstance(g, jax.core.Tracer)]
     if not known:
         return None
-    number = jnp.stack([jnp.sum(jnp.isnan(g)) for g in known]).sum()
+    # In one vector, which takes half as much to compile as a sum for each gradient.
+    number = jnp.sum(jnp.isnan(jnp.concatenate([jnp.ravel(g) for g in known])))
     return jnp.minimum(number.astype("int32"), 0)  # always 0, which XLA does not find out
 
 
 def take(tensor: Any, indices: Any, axis: int) -> Any:
     """Return the slices of an array at `indices` along an axis."""
-    return jnp.take(tensor, indices.value, axis=axis, unique_indices=True, indices_are_sorted=True)
+    chosen = (slice(None),) * (axis % tensor.ndim) + (indices.value,)
+    return tensor.at[chosen].get(
+        mode="promise_in_bounds",
+        unique_indices=True,
+        indices_are_sorted=True,
+        wrap_negative_indices=False,
+    )
 
 
 def compact_gradient(values: Any, indices: Any, kernel_shape: tuple[int, ...]) -> Any:

@@ -158,7 +158,9 @@ def read(variable: Any) -> Any:
 
 def gather(variable: Any, indices: Any) -> Any:
     """Return the entries of a variable or tensor at flat `indices`."""
-    return jnp.reshape(_tensor(variable), -1)[jnp.asarray(_tensor(indices))]
+    flat, indices = jnp.reshape(_tensor(variable), -1), jnp.asarray(_tensor(indices))
+    # Without the arithmetic for negative and missing indices: less to compile, for each kernel.
+    return flat.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _as_bits(value: Any) -> Any:
@@ -193,7 +195,12 @@ def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
     if is_single:  # twice: for one entry alone, XLA copies the variable
         indices, values = jnp.repeat(indices, 2), jnp.repeat(values, 2)
     flat = jnp.reshape(_as_bits(others), -1)
-    flat = flat.at[indices].set(values, indices_are_sorted=True, unique_indices=not is_single)
+    flat = flat.at[indices].set(
+        values,
+        indices_are_sorted=True,
+        unique_indices=not is_single,
+        wrap_negative_indices=False,
+    )
     variable.assign(jnp.reshape(_from_bits(flat, others.dtype), variable.shape))
 
 
