@@ -18,12 +18,12 @@ from keras_freeze.gradients.data import Passes, check_readable_again
 from keras_freeze.gradients.flow import FlowMeter
 from keras_freeze.gradients.loss import evaluate
 from keras_freeze.gradients.preserve import attributes_kept, state_kept
+from keras_freeze.grids import Grid, OnGrid, Placement, remember_grid
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.model_state import ModelOptimizers, check_not_quantized, get_mask
 from keras_freeze.starts import Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.grid_values import nearest, origins
-from keras_freeze.storage.grids import Grid, OnGrid, remember_grid
 from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.saving import sourced_variables, state_of
@@ -166,7 +166,7 @@ def quantize(
         with attributes_kept(model):
             points, before, after = _search(model, x, y, starts, tolerance)
     for saved, point in points.items():
-        remember_grid(saved.variable, point.grid, point.origin)
+        remember_grid(saved.variable, Placement(point.grid, point.origin))
     return Quantization(tuple(_row(*item) for item in points.items()), before, after)
 
 

@@ -19,6 +19,8 @@ from keras_freeze.criteria.criteria import check_criterion
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
+from keras_freeze.optimizer.grid_training import rounded_step
+from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.parameters import Parameter, normalize_exclude
 
 FROZEN_WEIGHTS = ("keep", "decay", "zero")
@@ -46,6 +48,24 @@ def check_decay(frozen_weights: str, l2: float, inner: Any) -> None:
                 f"Received: inner_optimizer={type(inner).__name__}"
                 + (f" with {', '.join(used)}" if used else "")
             )
+
+
+def check_grid(grid: float | None, inner: Any) -> None:
+    """Check that an inner optimizer can train on a grid.
+
+    Raises:
+        ValueError: with moving averages, which would replace the points of the grid.
+    """
+    if grid is not None and averaging_optimizers(inner):
+        raise ValueError(
+            "Argument `grid` must be None where the inner optimizer has `use_ema=True`: averages "
+            "are not on the grid. Train without it, and call `keras_freeze.quantize`. "
+            f"Received: grid={grid!r}"
+        )
+
+
+def _grid_step(grid: Any) -> float | None:
+    return None if grid is None else rounded_step(check_number("grid", grid, positive=True))
 
 
 def check_inner_optimizer(inner: Any) -> Any:
@@ -127,6 +147,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "l2": functools.partial(check_number, "l2", minimum=0.0),
     "frozen_weights": functools.partial(check_one_of, "frozen_weights", accepted=FROZEN_WEIGHTS),
     "exclude": normalize_exclude,
+    "grid": _grid_step,
     "seed": functools.partial(check_int, "seed", end=2**32),
 }
 """For each setting, a function that returns it in its final form or raises."""

@@ -1,6 +1,6 @@
 """The compact update strategy: the inner optimizer gets vectors of the trained weights alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -9,6 +9,7 @@ import numpy as np
 from keras_freeze import _keras_private, backend
 from keras_freeze.masks.frozen_variables import VariableMask
 from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.optimizer.grid_training import GridStarts
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.optimizer.update import Step, Update, make_variable
 from keras_freeze.parameters import Parameter
@@ -58,10 +59,12 @@ class CompactUpdate(Update):
         # By identity: in a layer's call, Keras may substitute the values of variables.
         self._positions = {id(p.variable): p.position for p in parameters}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
+        masked = [p for p, count in enumerate(trained_counts) if count is not None]
+        self._starts = GridStarts(optimizer, parameters, masked)
         variables = []
         for p, count in zip(parameters, self.trained_counts, strict=True):
             if count is None or count == p.size:
-                variables.append(p.variable)
+                variables.append(self._add_whole(p))
                 continue
             indices = np.flatnonzero(chosen[p.position]) if chosen else np.zeros(count)
             self._add_vector(p, indices.astype("int32"))
@@ -70,6 +73,17 @@ class CompactUpdate(Update):
         self._build_inner(variables)
         # Vectors are read from the weights in each step, so that checkpoints do not need them.
         backend.untrack_built_variables(self.inner)
+
+    def _add_whole(self, parameter: Parameter) -> Any:
+        """Return what the inner optimizer updates of a variable that is trained whole."""
+        position, path, variable = parameter.position, parameter.path, parameter.variable
+        if not self._starts.covers(position):
+            return variable
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        values = make_variable(backend.to_numpy(variable), dtype, path.split("/")[-1], path)
+        _keras_private.exclude_from_decay_like(self.inner, variable, values)
+        self.grids[position] = self._starts.place(position, None, values)
+        return values
 
     def _add_vector(self, parameter: Parameter, indices: np.ndarray) -> None:
         """Create the variables for a variable that is trained in part."""
@@ -85,6 +99,9 @@ class CompactUpdate(Update):
         dtype = keras.backend.standardize_dtype(variable.dtype)
         self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
         _keras_private.exclude_from_decay_like(self.inner, variable, self._values[position])
+        if self._starts.covers(position):
+            values = self._values[position]
+            self.grids[position] = self._starts.place(position, indices, values)
 
     @property
     def variables(self) -> list[Any]:
@@ -134,9 +151,27 @@ class CompactUpdate(Update):
     def replace_mask(self, mask: FreezeMask) -> None:
         chosen = {e.position: e.trained for e in mask.entries}
         for position, indices in self.indices.items():
-            indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
+            entries = np.flatnonzero(chosen[position])
+            indices.assign(entries.astype("int32"))
+            if position in self.grids:
+                self._start_again(position, entries)
         self.num_rescued = mask.num_rescued
         self._phase = Phase.DECIDED
+
+    def _start_again(self, position: int, entries: np.ndarray) -> None:
+        """Let the entries of another mask begin on the grid."""
+        values = backend.to_numpy(self.parameters[position].variable).reshape(-1)[entries]
+        self._values[position].assign(values)
+        placed = self._starts.place(position, entries, self._values[position])
+        self.grids[position].starts.assign(placed.starts)
+
+    def grid_state(self) -> dict[int, np.ndarray]:
+        return {position: grid.state(None) for position, grid in self.grids.items()}
+
+    def restore_grid(self, state: Mapping[int, np.ndarray]) -> None:
+        for position, grid in self.grids.items():
+            if position in state:
+                grid.restore(state[position], None)
 
     def drop_blocks(self) -> None:
         """Remove all `blocks`; functions that were traced with them still use them."""
@@ -158,27 +193,40 @@ class CompactUpdate(Update):
         self._check_complete(self.indices, step)
         gradients, variables = [], []
         for gradient, variable, position in step:
-            if position not in self.indices:
-                gradients.append(self._with_l2(gradient, variable))
-                variables.append(variable)
-            elif self.trained_counts[position]:
-                values, indices = self._values[position], self.indices[position]
-                values.assign(backend.gather(variable, indices))
-                if gradient is not None:
-                    gradient = backend.gather_gradient(gradient, variable, indices)
-                gradients.append(self._with_l2(gradient, values))
-                variables.append(values)
+            if position in self.indices and not self.trained_counts[position]:
+                continue
+            values = self._read(variable, position)
+            if gradient is not None and position in self.indices:
+                gradient = backend.gather_gradient(gradient, variable, self.indices[position])
+            gradients.append(self._with_l2(gradient, values))
+            variables.append(values)
         factor = self._update_inner(gradients, variables)
         changed = [
             (variable, position)
             for gradient, variable, position in step
-            if position in self.indices and (gradient is not None or factor is not None)
+            if gradient is not None or (factor is not None and position in self.indices)
         ]
         zero = None
-        if any(self.parameters[position].size > _LARGE for _, position in changed):
+        if any(self.parameters[p].size > _LARGE for _, p in changed if p in self.indices):
             zero = backend.zero_after(gradients, variables)
         for variable, position in changed:
-            self._write_back(variable, position, zero, factor)
+            if position in self.indices:
+                self._write_back(variable, position, zero, factor)
+            elif position in self.grids:
+                variable.assign(self.grids[position].points())
+
+    def _read(self, variable: Any, position: int) -> Any:
+        """Return what the inner optimizer updates of a variable, with the values of now."""
+        current = variable
+        if position in self.indices:
+            current = backend.gather(variable, self.indices[position])
+        if position in self.grids:
+            self.grids[position].follow(current)
+            return self.grids[position].values
+        if position not in self.indices:
+            return variable
+        self._values[position].assign(current)
+        return self._values[position]
 
     def disable(self) -> None:
         # XLA ignores indices outside a variable.
@@ -188,6 +236,8 @@ class CompactUpdate(Update):
 
     def _write_back(self, variable: Any, position: int, zero: Any, factor: Any) -> None:
         indices, values = self.indices[position], self._values[position]
+        if position in self.grids:
+            values = self.grids[position].points()
         if zero is not None:
             indices = indices + zero
         if factor is not None:

@@ -1,9 +1,10 @@
 """The dense update strategy: the inner optimizer gets whole variables."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -11,6 +12,7 @@ from keras_freeze import _keras_private, backend, criteria
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_frozen_entries
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import num_trained_weights, rescue_index
+from keras_freeze.optimizer.grid_training import GridStarts
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.optimizer.update import Step, Update, make_variable
@@ -56,6 +58,12 @@ class DenseUpdate(Update):
         # Whether the variable `_decided` need not be read from a device again.
         self._is_settled = False
         self._build_inner([p.variable for p in parameters])
+        starts = GridStarts(optimizer, parameters, list(self._masks))
+        for p in parameters:
+            if starts.covers(p.position):
+                dtype = keras.backend.standardize_dtype(p.variable.dtype)
+                values = make_variable(backend.to_numpy(p.variable), dtype, "grid_values")
+                self.grids[p.position] = starts.place(p.position, None, values)
 
     def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
         shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
@@ -106,6 +114,16 @@ class DenseUpdate(Update):
         self._is_given = True
         self.by_first_batch = False
         self._decided.assign(True)
+
+    def grid_state(self) -> dict[int, np.ndarray]:
+        masks = {position: backend.to_numpy(mask) for position, mask in self._masks.items()}
+        return {p: grid.state(masks.get(p)) for p, grid in self.grids.items()}
+
+    def restore_grid(self, state: Mapping[int, np.ndarray]) -> None:
+        for position in self.grids.keys() & state.keys():
+            mask = self._masks.get(position)
+            trained = None if mask is None else backend.to_numpy(mask)
+            self.grids[position].restore(state[position], trained)
 
     def apply(self, step: Step) -> None:
         needs_no_branch = backend.STEPS_ARE_EAGER or self._is_partial(step)
@@ -228,6 +246,10 @@ class DenseUpdate(Update):
 
     def _step(self, step: Step) -> None:
         self._check_complete(self._masks, step)
+        for _, variable, position in step:
+            if position in self.grids:
+                self.grids[position].follow(variable)
+                variable.assign(self._trained_or(self.grids[position].values, variable, position))
         gradients = [self._masked(*part) for part in step]
         variables = [variable for _, variable, _ in step]
         # Moving averages may overwrite variables that the step does not mention.
@@ -237,6 +259,10 @@ class DenseUpdate(Update):
         before = {p: backend.read(self.parameters[p].variable) for p in touched}
         with _unconstrained(variables):
             factor = self._update_inner(gradients, variables)
+        for _, variable, position in step:
+            if position in self.grids:
+                self.grids[position].values.assign(variable)
+                variable.assign(self.grids[position].points())
         for position, frozen in before.items():
             if factor is not None:
                 frozen = ops.multiply(frozen, ops.cast(factor, frozen.dtype))
@@ -262,7 +288,13 @@ class DenseUpdate(Update):
 
     def _restore(self, position: int, frozen: Any) -> None:
         variable = self.parameters[position].variable
-        variable.assign(backend.where(self._masks[position], variable, frozen))
+        variable.assign(self._trained_or(variable, frozen, position))
+
+    def _trained_or(self, trained: Any, frozen: Any, position: int) -> Any:
+        """Return the trained entries of one tensor with the frozen ones of another."""
+        if position not in self._masks:
+            return trained
+        return backend.where(self._masks[position], trained, frozen)
 
     def copy_frozen_entries_to_averages(self) -> None:
         """Set frozen entries of moving averages to the weights, so that swapping both is exact."""

@@ -16,13 +16,14 @@ from keras_freeze.masks import frozen_variables
 from keras_freeze.optimizer.arguments import (
     CHECKS,
     check_decay,
+    check_grid,
     check_inner_optimizer,
     warn_of_constraints,
 )
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import continue_compactly, prepare_for_mask
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
-from keras_freeze.optimizer.state import BuildPlan, Phase, State
+from keras_freeze.optimizer.state import BuildPlan, State
 from keras_freeze.optimizer.strategy import make_update
 from keras_freeze.parameters import Parameter, path_of, shorten
 
@@ -65,6 +66,12 @@ class FreezeOptimizer(MaskedOptimizer):
             they do not count as weights.
         seed: of the "random" criterion and of the weight that a layer without any trained weight
             is given. Defaults to 0.
+        grid: None trains in full precision. A number is the step of a grid: after each step of
+            training, every trained parameter is rounded to its start (what a seed or the
+            pretrained network gave it) plus an integer number of steps, and the values before
+            rounding live in this optimizer alone. `keras_freeze.save` then stores the integers, in
+            a few bits each. The step is rounded to ten significant bits, with which all backends
+            compute the same points. Parameters with a constraint are not rounded. Defaults to None.
         name: the optimizer's name.
 
     Raises:
@@ -93,6 +100,7 @@ class FreezeOptimizer(MaskedOptimizer):
         l2: float = 0.0,
         exclude: Any = (),
         seed: int = 0,
+        grid: float | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -111,6 +119,8 @@ class FreezeOptimizer(MaskedOptimizer):
         self.frozen_weights = frozen_weights
         self.exclude = exclude
         self.seed = seed
+        self.grid = grid
+        check_grid(self.grid, inner_optimizer)
         check_decay(self.frozen_weights, self.l2, inner_optimizer)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -153,8 +163,8 @@ class FreezeOptimizer(MaskedOptimizer):
             keras.name_scope(self.name),
         ):
             self._inherit_state(parameters)
-            self.update = make_update(self, parameters)
             self._find_model([p for p in parameters if p.is_frozen_candidate])
+            self.update = make_update(self, parameters)
             super().build(list(variables))
             self.plan = replace(self.plan, state=None)
             self._register()
@@ -180,14 +190,16 @@ class FreezeOptimizer(MaskedOptimizer):
 
     def _find_model(self, candidates: Sequence[Parameter]) -> None:
         """Remember the model, and what its weights were drawn from if the first batch decides."""
-        assert self.update is not None
+        if self.plan.state is not None:
+            self.__dict__["_starts"] = dict(self.plan.state.starts) or self.starts
         model = frozen_variables.model_of(self)
         if model is None:
             model = model_in_use([p.variable for p in candidates])
         if model is None:
             return
         frozen_variables.remember_model(self, model)
-        if self.update.phase is Phase.UNDECIDED:
+        is_undecided = self.plan.state is None and self.plan.trained_counts is None
+        if is_undecided and self.freeze_rate > 0:
             self.__dict__["_starts"] = starts_of(model, candidates)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -283,6 +295,8 @@ class FreezeOptimizer(MaskedOptimizer):
         counts: Sequence[int | None] | None = self.plan.trained_counts
         if isinstance(self.update, CompactUpdate):
             counts = self.update.trained_counts
+        if self.grid is not None:
+            config["grid"] = self.grid
         if counts is not None:
             config["trained_counts"] = list(counts)
         return config

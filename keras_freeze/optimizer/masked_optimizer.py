@@ -51,6 +51,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     criterion: str | criteria.Criterion
     frozen_weights: str
     seed: int
+    grid: float | None
     exclude: tuple[str, ...]
 
     def __init__(self, name: str | None) -> None:
@@ -165,7 +166,8 @@ class MaskedOptimizer(DelegatingOptimizer):
             starts: what the variables of the mask were drawn from, where that is known.
         """
         with exclusive(self):
-            self.rebuild(State(mask, compact=self.suits_compact(mask)), variables)
+            compact = self.suits_compact(mask)
+            self.rebuild(State(mask, compact, starts=starts or {}), variables)
             self.set_starts(starts or {})
             if self.frozen_weights == "zero":
                 self.zero_frozen_weights()
@@ -265,7 +267,10 @@ class MaskedOptimizer(DelegatingOptimizer):
         scale = None if update.decay_scale is None else backend.to_numpy(update.decay_scale)
         is_compact = isinstance(update, CompactUpdate)
         by_first_batch = update.by_first_batch
-        return State(update.mask, is_compact, scale, by_first_batch, self.starts, self.settings)
+        grid = update.grid_state()
+        return State(
+            update.mask, is_compact, scale, by_first_batch, self.starts, self.settings, grid
+        )
 
     def restore(self, state: State) -> None:
         """Set the state; an optimizer that is not built yet is built with it.
@@ -285,6 +290,7 @@ class MaskedOptimizer(DelegatingOptimizer):
                 update.replace_mask(relabel(state.mask, update.parameters))
                 update.by_first_batch = state.by_first_batch
                 self._propagate_mask(before)
+                update.restore_grid(state.grid)
                 if state.decay_scale is not None and update.decay_scale is not None:
                     update.decay_scale.assign(state.decay_scale)
             self.set_starts(state.starts)

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
 from keras_freeze.parameters import Parameter, same_path
@@ -39,6 +41,8 @@ class State:
             after it must round the same.
         starts: what variables of the mask were drawn from, by position, where that is known.
         settings: the settings of the optimizer that decided; None where a file does not say.
+        grid: the values in full precision and the starts of what is trained on a grid, by position,
+            as bit patterns.
     """
 
     mask: FreezeMask | None
@@ -47,6 +51,7 @@ class State:
     by_first_batch: bool = False
     starts: Mapping[int, Start] = field(default_factory=dict)
     settings: Settings | None = None
+    grid: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         header["settings"] = astuple(state.settings)
     if state.starts:
         header["starts"] = [[position, s.to_json()] for position, s in state.starts.items()]
+    if state.grid:
+        header["grid"] = list(state.grid)
+        for position, values in state.grid.items():
+            store[f"grid_{position}"] = values
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     if entries:
         store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
@@ -78,7 +82,9 @@ def read_state(store: Any) -> State:
     scale = np.asarray(store["decay_scale"]) if has_scale else None
     starts = {position: Start.from_json(start) for position, start in header.get("starts", [])}
     settings = Settings(*header["settings"]) if "settings" in header else None
-    return State(mask, header["compact"], scale, header.get("found", False), starts, settings)
+    grid = {position: np.asarray(store[f"grid_{position}"]) for position in header.get("grid", [])}
+    by_first_batch = header.get("found", False)
+    return State(mask, header["compact"], scale, by_first_batch, starts, settings, grid)
 
 
 def _read_header(store: Any) -> dict[str, Any]:

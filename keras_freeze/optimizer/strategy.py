@@ -71,6 +71,7 @@ def make_update(optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -
     update.by_first_batch = mask is None or state.by_first_batch
     if state.decay_scale is not None and update.decay_scale is not None:
         update.decay_scale.assign(state.decay_scale)
+    update.restore_grid(state.grid)
     return update
 
 

@@ -7,7 +7,7 @@ first batch, and serves optimizers that mix the entries of a variable. Both give
 for an optimizer that treats every coordinate alike.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -18,6 +18,7 @@ from keras_freeze import _keras_private, backend
 from keras_freeze._utils.typing import Optimizer, Variable
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.optimizer.grid_training import GridValues
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.parameters import Parameter
@@ -41,6 +42,7 @@ class Update:
         inner: the optimizer that computes the updates.
         num_rescued: how many trained weights the at-least-one rule added.
         by_first_batch: whether the first batch decides, or has decided, the mask.
+        grids: the values in full precision of variables that are trained on a grid, by position.
     """
 
     by_first_batch = False
@@ -56,6 +58,7 @@ class Update:
         self.frozen_weights = optimizer.frozen_weights
         self.l2 = optimizer.l2
         self.num_rescued = 0 if mask is None else mask.num_rescued
+        self.grids: dict[int, GridValues] = {}
         # Under coupled L2 and SGD every frozen weight follows one linear recurrence: the inner
         # optimizer computes it once, for this scalar, and frozen weights are multiplied by its
         # ratio.
@@ -68,7 +71,8 @@ class Update:
     @property
     def variables(self) -> list[Any]:
         """The variables of the update itself."""
-        return [] if self.decay_scale is None else [self.decay_scale]
+        scale = [] if self.decay_scale is None else [self.decay_scale]
+        return scale + [v for grid in self.grids.values() for v in grid.variables]
 
     @property
     def phase(self) -> Phase:
@@ -102,6 +106,14 @@ class Update:
 
     def disable(self) -> None:
         """Keep functions that were traced with this update from changing any weight."""
+        raise NotImplementedError
+
+    def grid_state(self) -> dict[int, np.ndarray]:
+        """Return the `GridValues.state` of trained entries, by position."""
+        raise NotImplementedError
+
+    def restore_grid(self, state: Mapping[int, np.ndarray]) -> None:
+        """Set what `grid_state` returned."""
         raise NotImplementedError
 
     def forget_values(self) -> None:

@@ -7,22 +7,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keras_freeze.grids import Grid
     from keras_freeze.storage.deltas import apply_delta, remove_delta
     from keras_freeze.storage.errors import FreezeFileError
-    from keras_freeze.storage.grids import Grid
     from keras_freeze.storage.inspection import Inspection, inspect
     from keras_freeze.storage.loading import load
     from keras_freeze.storage.saving import save
 
 _MODULES = {
-    "FreezeFileError": "errors",
+    "FreezeFileError": "storage.errors",
     "Grid": "grids",
-    "Inspection": "inspection",
-    "apply_delta": "deltas",
-    "inspect": "inspection",
-    "load": "loading",
-    "remove_delta": "deltas",
-    "save": "saving",
+    "Inspection": "storage.inspection",
+    "apply_delta": "storage.deltas",
+    "inspect": "storage.inspection",
+    "load": "storage.loading",
+    "remove_delta": "storage.deltas",
+    "save": "storage.saving",
 }
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        module = importlib.import_module(f"keras_freeze.storage.{_MODULES[name]}")
+        module = importlib.import_module(f"keras_freeze.{_MODULES[name]}")
         return getattr(module, name)
     raise AttributeError(f"module 'keras_freeze.storage' has no attribute {name!r}")
 

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze.grids import Placement, remember_grid
 from keras_freeze.parameters import path_of
 from keras_freeze.starts import BASE
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
-from keras_freeze.storage.grids import remember_grid
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
     bits_of,
@@ -119,7 +119,7 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
             set_bits(variable, bits, dtype_of(variable))
         record = header.records[index]
         if record.grid is not None:
-            remember_grid(variable, record.grid, record.starts_from)
+            remember_grid(variable, Placement(record.grid, record.starts_from))
     finish_loading(model)
     _applied[model] = _Applied(os.fspath(path), container.digest, replaced)
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
+from keras_freeze.grids import DTYPES, Grid, OnGrid, Placement, grid_of
 from keras_freeze.initializers.of_layers import initializers_of, source_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
 from keras_freeze.storage.coding.integers import num_bits
-from keras_freeze.storage.grids import DTYPES, Grid, OnGrid, grid_of
 from keras_freeze.storage.origin import guess
 from keras_freeze.storage.sources import SavedVariable, align
 
@@ -19,25 +19,50 @@ from keras_freeze.storage.sources import SavedVariable, align
 _SHARE_OF_BITS = 0.8
 
 
-def set_grids(variables: Sequence[SavedVariable], base: Sequence[Any] | None) -> None:
-    """Set `on_grid` of variables that `quantize` or `load` has put on a grid, and that still are.
+def set_grids(
+    model: keras.Model, variables: Sequence[SavedVariable], base: Sequence[Any] | None
+) -> None:
+    """Set `on_grid` of variables that are on a grid, by `quantize`, `load` or training.
 
     Args:
-        variables: the variables, whose sources are known.
+        model: the model.
+        variables: its variables, whose sources are known.
         base: the variables of the base, or None.
     """
-    for saved in variables:
-        remembered = grid_of(saved.variable)
-        if remembered is None or not is_possible(saved):
+    placed = {s: placement for s in variables if (placement := grid_of(s.variable)) is not None}
+    candidates = _candidates(model, variables, base) if placed else {}
+    for saved, placement in placed.items():
+        if saved not in candidates:
             continue
-        grid, origin = remembered
-        starts = _starts(saved, origin, base)
-        on_grid = None if starts is None else nearest(saved, grid, origin, starts)
+        origin = placement.origin
+        if origin is None:
+            origin = _origin_of_starts(saved, placement, candidates[saved], base)
+        starts = None if origin is None else _starts(saved, origin, base)
+        if origin is None or starts is None:
+            continue
+        on_grid = nearest(saved, placement.grid, origin, starts)
         if on_grid is None or not np.array_equal(on_grid.bits, saved.bits[saved.is_stored]):
             continue
         # On a very fine grid, the values as they are take fewer bits.
         if num_bits(on_grid.integers) < _SHARE_OF_BITS * 8 * on_grid.bits.nbytes:
             saved.on_grid = on_grid
+
+
+def _origin_of_starts(
+    saved: SavedVariable,
+    placement: Placement,
+    candidates: Sequence[Source],
+    base: Sequence[Any] | None,
+) -> Source | None:
+    """Return where the starts come from that training has used; None if nobody can say."""
+    bits = as_bits(placement.all_starts(saved.values()))[saved.is_stored]
+    if bits.size and (bits == bits[0]).all():
+        return Source(CONSTANT, pattern=int(bits[0]))
+    for source in candidates:
+        starts = _starts(saved, source, base)
+        if starts is not None and np.array_equal(as_bits(starts), bits):
+            return source
+    return None
 
 
 def round_to_grid(
@@ -77,30 +102,41 @@ def origins(
     model: keras.Model, variables: Sequence[SavedVariable], base: Sequence[Any] | None
 ) -> dict[SavedVariable, tuple[Source, np.ndarray]]:
     """Return where the stored values of each trained variable started, and these starts."""
+    candidates = _candidates(model, variables, base)
+    return {saved: _first_origin(saved, found, base) for saved, found in candidates.items()}
+
+
+def _candidates(
+    model: keras.Model, variables: Sequence[SavedVariable], base: Sequence[Any] | None
+) -> dict[SavedVariable, list[Source]]:
+    """Return what the starts of each trained variable may come from, the likeliest first."""
     in_base = align([saved.variable for saved in variables], base or ())
     held = initializers_of(model)
     found = {}
     for index, saved in enumerate(variables):
         if not is_possible(saved):
             continue
-        candidates = [saved.source, None if saved.start is None else saved.start.source]
+        sources = [saved.source, None if saved.start is None else saved.start.source]
         if index in in_base:
-            candidates.insert(1, Source(BASE, index=in_base[index]))
+            sources.insert(1, Source(BASE, index=in_base[index]))
         if id(saved.variable) in held:
-            candidates.append(source_of(*held[id(saved.variable)]))
-        found[saved] = _first_origin(saved, candidates, base)
+            sources.append(source_of(*held[id(saved.variable)]))
+        # Those of an initializer of Keras only where the file has this source in any case.
+        found[saved] = [
+            source
+            for source in sources
+            if source is not None and (source.kind in (BASE, SEED) or source is saved.source)
+        ]
     return found
 
 
 def _first_origin(
-    saved: SavedVariable, candidates: Sequence[Source | None], base: Sequence[Any] | None
+    saved: SavedVariable, candidates: Sequence[Source], base: Sequence[Any] | None
 ) -> tuple[Source, np.ndarray]:
     for source in candidates:
-        # Those of an initializer of Keras only where the file has this source in any case.
-        if source is not None and (source.kind in (BASE, SEED) or source is saved.source):
-            starts = _starts(saved, source, base)
-            if starts is not None and source.kind != CONSTANT:
-                return source, starts
+        starts = None if source.kind == CONSTANT else _starts(saved, source, base)
+        if starts is not None:
+            return source, starts
     values = saved.values()[saved.is_stored]
     one = values.dtype.type(1)
     with np.errstate(all="ignore"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
+from keras_freeze.grids import DTYPES, Grid, default_origin
 from keras_freeze.masks.settings import Settings
 from keras_freeze.starts import BASE, INITIALIZER, SEED, Source
 from keras_freeze.storage.checks.memory import check_announced
@@ -26,7 +27,6 @@ from keras_freeze.storage.fields import (
     num_rescued_of,
     versions_of,
 )
-from keras_freeze.storage.grids import DTYPES, Grid, default_origin
 
 _BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn
 

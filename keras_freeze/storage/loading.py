@@ -8,6 +8,7 @@ import keras
 
 from keras_freeze._utils.text import printable, printable_cause
 from keras_freeze._utils.validation import check_bool, check_int, type_error
+from keras_freeze.grids import Placement, remember_grid
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.drawn import remember_draw
@@ -22,7 +23,6 @@ from keras_freeze.storage.checks.creation import only_announced
 from keras_freeze.storage.checks.memory import limit_of
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
-from keras_freeze.storage.grids import remember_grid
 from keras_freeze.storage.header import Header, VariableRecord
 from keras_freeze.storage.keras_model import (
     are_integers,
@@ -122,7 +122,7 @@ def _load(
     for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
         set_bits(variable, bits, record.dtype)
         if record.grid is not None:
-            remember_grid(variable, record.grid, record.starts_from)
+            remember_grid(variable, Placement(record.grid, record.starts_from))
     finish_loading(model)
     _keep_initializers(model, variables, header.records)
     _restore_optimizer(model, header, values)

@@ -11,6 +11,7 @@ import keras
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, value_error
+from keras_freeze.grids import Grid
 from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
@@ -25,7 +26,6 @@ from keras_freeze.storage.coding.values import encode_values
 from keras_freeze.storage.container import write_container
 from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.grid_values import round_to_grid, set_grids
-from keras_freeze.storage.grids import Grid
 from keras_freeze.storage.header import Header, OptimizerState, Slot
 from keras_freeze.storage.keras_model import (
     bits_of,
@@ -127,7 +127,7 @@ def save(
     variables, settings = sourced_variables(
         model, state, mask, base_variables, stored_dtype, include_frozen
     )
-    set_grids(variables, base_variables)
+    set_grids(model, variables, base_variables)
     if isinstance(values, Grid):
         round_to_grid(model, variables, base_variables, values)
     if not include_frozen:

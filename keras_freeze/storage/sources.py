@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze.grids import OnGrid, default_origin
 from keras_freeze.initializers.of_layers import in_words, is_portable, source_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.drawn import Draw, draw_of
@@ -18,7 +19,6 @@ from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
-from keras_freeze.storage.grids import OnGrid, default_origin
 from keras_freeze.storage.header import EntryRecord, VariableRecord
 from keras_freeze.storage.keras_model import bits_of, dtype_of, is_random_state, variables_of
 from keras_freeze.storage.origin import guess, scaled

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from keras_freeze.grids import LARGEST
 from keras_freeze.storage.coding.entropy import HALF, Decoder, Encoder
-
-LARGEST = 2**31 - 1
-"""The largest magnitude of an integer."""
 
 _PARAMETER_BITS = 5  # of the number of lowest bits, and of the decay
 _LARGEST_SYMBOL = 20  # of magnitude; larger integers are written one by one

@@ -9,7 +9,9 @@ from keras_freeze._utils.bits import as_bits
 from keras_freeze._utils.by_variable import ByVariable
 from keras_freeze._utils.validation import check_number
 from keras_freeze.starts import CONSTANT, Source
-from keras_freeze.storage.coding.integers import LARGEST
+
+LARGEST = 2**31 - 1
+"""The largest distance from the start, in steps."""
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 """The dtypes of values that may be on a grid."""
@@ -84,14 +86,38 @@ def default_origin(source: Source | None) -> Source:
     return Source(CONSTANT) if source is None else source
 
 
-_remembered: ByVariable[tuple[Grid, Source]] = ByVariable()
+@dataclass(frozen=True)
+class Placement:
+    """The grid that a variable's trained values are on, and where they started.
+
+    Attributes:
+        grid: the grid.
+        origin: where the starts come from; None if they are given as they are.
+        indices: the flat indices of the entries with these starts; None for all of them.
+        starts: their starts; None if `origin` gives them.
+    """
+
+    grid: Grid
+    origin: Source | None = None
+    indices: np.ndarray | None = None
+    starts: np.ndarray | None = None
+
+    def all_starts(self, values: np.ndarray) -> np.ndarray:
+        """Return the given starts of a whole variable, in which all other values are their own."""
+        assert self.starts is not None
+        found = values.copy()
+        found.reshape(-1)[slice(None) if self.indices is None else self.indices] = self.starts
+        return found
 
 
-def remember_grid(variable: Any, grid: Grid, origin: Source) -> None:
+_remembered: ByVariable[Placement] = ByVariable()
+
+
+def remember_grid(variable: Any, placement: Placement) -> None:
     """Remember that trained values of a variable are on a grid, for a later `save`."""
-    _remembered.set(variable, (grid, origin))
+    _remembered.set(variable, placement)
 
 
-def grid_of(variable: Any) -> tuple[Grid, Source] | None:
-    """Return the grid that was remembered, and its origin; training may have left it since."""
+def grid_of(variable: Any) -> Placement | None:
+    """Return what was remembered; training may have left the grid since."""
     return _remembered.get(variable)

@@ -1,0 +1,283 @@
+"""Training on a grid: what the model has are points of it, and what the optimizer has is precise."""
+
+import keras
+import numpy as np
+import pytest
+from axes import OPTIMIZERS
+from helpers import (
+    assert_frozen_bits_kept,
+    blobs,
+    compiled,
+    crossentropy,
+    dense_model,
+    fit,
+    is_weight,
+    same_bits,
+    sgd,
+    two_dense_layers,
+    value_of,
+    values_of,
+)
+from oracle import DenseByHand, SGDByHand
+
+import keras_freeze as kf
+
+STEP = 0.0625  # exact in a few bits
+STRATEGIES = ["freeze", "first batch"]
+
+
+def on_grid(model=None, strategy="freeze", inner=None, grid=STEP, x=None, y=None, **arguments):
+    """A network that is about to be trained on a grid, and its values at the start."""
+    model = dense_model() if model is None else model
+    inner = sgd(momentum=0.9) if inner is None else inner
+    settings = {"freeze_rate": 0.75, "grid": grid}
+    settings.update({k: arguments.pop(k) for k in ("l2", "frozen_weights") if k in arguments})
+    compiled(model, kf.FreezeOptimizer(inner, **settings), **arguments)
+    if strategy == "freeze":
+        x, y = blobs() if x is None else (x, y)
+        kf.freeze(model, x, y)
+    return model, values_of(model.variables)
+
+
+def points_by_hand(values, start, step):
+    """The nearest points in double precision, rounded once to the variable's precision."""
+    wide = start.astype("float64")
+    number = np.rint((values.astype("float64") - wide) / step)
+    return (wide + number * step).astype("float32").astype(start.dtype)
+
+
+def assert_on_grid(model, start, step=STEP):
+    for variable, first in zip(model.variables, start, strict=True):
+        if variable.trainable:
+            value = value_of(variable)
+            assert same_bits(value, points_by_hand(value, first, step)), variable.path
+
+
+def seeded(model, distribution="xavier_normal"):
+    kf.reinitialize(model, distribution, seed=7)
+    return model
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.01])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_steps_follow_the_arithmetic_by_hand(strategy, l2):
+    x, y = blobs()
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]
+    )
+    seeded(model)
+    model, start = on_grid(model, strategy, sgd(0.5, momentum=0.9), l2=l2)
+    first = DenseByHand(start)
+    first.freeze(x, y, 0.75)
+    precise = [value.astype("float64") for value in start]
+    recurrences = [SGDByHand(0.9) for _ in start]
+    for _ in range(4):
+        points = [
+            np.where(mask, points_by_hand(v, s, STEP), s)
+            for v, s, mask in zip(precise, start, first.masks, strict=True)
+        ]
+        gradients = DenseByHand(points).gradients(x, y)
+        model.train_on_batch(x, y)
+        for i, gradient in enumerate(gradients):
+            change = recurrences[i].change(gradient + l2 * precise[i], 0.5)
+            precise[i] = precise[i] + np.where(first.masks[i], change, 0.0)
+        # None of these values is so close to the middle of two points that rounding decides.
+        for variable, value, s in zip(model.variables, precise, start, strict=True):
+            assert same_bits(value_of(variable), points_by_hand(value, s, STEP))
+    assert any((value_of(v) != s).any() for v, s in zip(model.variables, start, strict=True))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", [name for name in OPTIMIZERS if name != "averaging"])
+def test_every_optimizer_trains_on_the_grid_and_keeps_frozen_bits(kind, strategy, tmp_path):
+    x, y = blobs()
+    model, start = on_grid(seeded(dense_model()), strategy, OPTIMIZERS[kind](), x=x, y=y)
+    before = values_of(model.trainable_variables)
+    fit(model, x, y, epochs=3, batch_size=12)
+    assert_on_grid(model, start)
+    assert_frozen_bits_kept(model.trainable_variables, kf.get_mask(model), before)
+    kf.save(model, tmp_path / "model.freeze")
+    loaded = kf.load(tmp_path / "model.freeze")
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_small_gradients_add_up_although_each_is_less_than_a_step(strategy):
+    x, y = blobs()
+    model, start = on_grid(strategy=strategy, inner=sgd(0.01), grid=0.5)
+    fit(model, x, y, epochs=1)
+    assert all(same_bits(value_of(v), s) for v, s in zip(model.variables[:2], start, strict=False))
+    fit(model, x, y, epochs=300, batch_size=48)
+    assert_on_grid(model, start, 0.5)
+    moved = [v for v, s in zip(model.variables, start, strict=True) if (value_of(v) != s).any()]
+    assert {v.path.split("/")[-1] for v in moved} >= {"kernel"}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_training_that_is_resumed_goes_on_bit_for_bit(strategy, tmp_path):
+    x, y = blobs()
+
+    def new():
+        return on_grid(seeded(dense_model()), strategy, keras.optimizers.Adam(0.02))[0]
+
+    whole = new()
+    fit(whole, x, y, epochs=4, batch_size=16)
+    half = new()
+    fit(half, x, y, epochs=2, batch_size=16)
+    half.save(tmp_path / "half.keras")
+    half.save_weights(tmp_path / "half.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "half.keras")
+    restored = new() if strategy == "freeze" else on_grid(dense_model(1), strategy)[0]
+    if strategy == "freeze":
+        restored.load_weights(tmp_path / "half.weights.h5")
+    for resumed in (loaded, half):
+        fit(resumed, x, y, epochs=2, batch_size=16)
+        for a, b in zip(whole.variables, resumed.variables, strict=True):
+            assert same_bits(value_of(a), value_of(b)), a.path
+    assert loaded.optimizer.grid == STEP
+
+
+def test_what_someone_assigns_in_between_is_trained_on():
+    x, y = blobs()
+    model, start = on_grid(seeded(two_dense_layers()), inner=sgd(0.0))
+    fit(model, x, y)
+    mask = kf.get_mask(model)["body/kernel"]
+    kernel = model.layers[0].kernel
+    kernel.assign(value_of(kernel) + np.float32(0.1) * mask)
+    fit(model, x, y)
+    assert same_bits(value_of(kernel)[mask], points_by_hand(start[0] + 0.1, start[0], STEP)[mask])
+    assert (value_of(kernel)[mask] != start[0][mask]).all()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_xla_and_several_steps_per_execution_change_nothing(jit_compile):
+    if keras.backend.backend() == "torch":
+        pytest.skip("Keras on PyTorch has neither")
+    x, y = blobs()
+    found = []
+    for steps in (1, 3):
+        model, start = on_grid(
+            seeded(two_dense_layers()), jit_compile=jit_compile, steps_per_execution=steps
+        )
+        fit(model, x, y, epochs=3, batch_size=16)
+        assert_on_grid(model, start)
+        found.append(values_of(model.variables))
+    for a, b in zip(*found, strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "float16"])
+def test_every_precision_is_saved_without_loss(dtype, tmp_path):
+    x, y = blobs()
+    model, start = on_grid(seeded(dense_model(dtype=dtype), None), inner=sgd(0.05))
+    fit(model, x, y, epochs=3, batch_size=16)
+    assert_on_grid(model, start)
+    kf.save(model, tmp_path / "grid.freeze")
+    loaded = kf.load(tmp_path / "grid.freeze")
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+def wide(grid, path, base=None, again=None):
+    """The size of the file of a network with 16 x 64 weights, some of them trained."""
+    x, y = blobs(features=16)
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            keras.layers.Dense(64, "relu", name="body"),
+            keras.layers.Dense(3, name="head"),
+        ]
+    )
+    seeded(model)
+    pretrained = None
+    if base is not None:
+        compiled(model, keras.optimizers.Adam(0.01))
+        fit(model, x, y, epochs=2)
+        pretrained = keras.models.clone_model(model)
+        pretrained.set_weights(model.get_weights())
+    if again is not None:
+        on_grid(model, grid=again[0], x=x, y=y)
+        fit(model, x, y, epochs=3, batch_size=16)
+        compiled(model, kf.FreezeOptimizer(sgd(momentum=0.9), freeze_rate=0.75, grid=grid))
+    else:
+        on_grid(model, grid=grid, x=x, y=y)
+    fit(model, x, y, epochs=3, batch_size=16)
+    kf.save(model, path, base=pretrained, include_compile=False)
+    loaded = kf.load(path, base=pretrained)
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize("base", [None, "pretrained"])
+def test_the_file_holds_integers(base, tmp_path):
+    precise = wide(None, tmp_path / "precise.freeze", base)
+    rounded = wide(0.02, tmp_path / "rounded.freeze", base)
+    # About 370 trained values, of 24 bits each or more.
+    assert rounded < precise - 600
+
+
+@pytest.mark.parametrize("before", [None, 0.03])
+def test_the_grid_may_begin_in_the_midst_of_training(before, tmp_path):
+    """With another FreezeOptimizer, which inherits the mask; and with a grid before, or none."""
+    at_once = wide(0.02, tmp_path / "at_once.freeze")
+    later = wide(0.02, tmp_path / "later.freeze", again=[before])
+    assert later < at_once + 100
+
+
+def test_frozen_weights_that_decay_or_are_zero_stay_so():
+    x, y = blobs()
+    model, start = on_grid(inner=sgd(), frozen_weights="zero")
+    fit(model, x, y, epochs=2)
+    kernel, mask = model.layers[0].kernel, kf.get_mask(model)["body/kernel"]
+    assert not value_of(kernel)[~mask].any()
+    model, start = on_grid(inner=sgd(), frozen_weights="decay", l2=0.01)
+    fit(model, x, y, epochs=2)
+    kernel, mask = model.layers[0].kernel, kf.get_mask(model)["body/kernel"]
+    assert (np.abs(value_of(kernel)) < np.abs(start[0]))[~mask].all()
+    assert same_bits(value_of(kernel)[mask], points_by_hand(value_of(kernel), start[0], STEP)[mask])
+
+
+def test_parameters_with_a_constraint_are_not_rounded():
+    x, y = blobs()
+    model = two_dense_layers()
+    head = keras.layers.Dense(3, kernel_constraint="non_neg", name="head")
+    model = keras.Sequential([keras.Input((6,)), model.layers[0], head])
+    with pytest.warns(UserWarning, match="Constraints cannot hold"):
+        model, start = on_grid(model)
+    fit(model, x, y, epochs=2, batch_size=16)
+    value, mask = value_of(head.kernel), kf.get_mask(model)["head/kernel"]
+    assert (value != points_by_hand(value, start[2], STEP))[mask].any()
+    assert (value >= 0)[mask].all()
+    assert not [v for v in model.variables if is_weight(v) and not np.isfinite(value_of(v)).all()]
+
+
+def test_the_step_is_rounded_to_ten_bits_and_kept_in_the_configuration():
+    optimizer = kf.FreezeOptimizer("sgd", grid=0.06)
+    assert optimizer.grid == np.rint(0.06 * 2**14) / 2**14
+    again = kf.FreezeOptimizer.from_config(optimizer.get_config())
+    assert again.grid == optimizer.grid
+    assert "grid" not in kf.FreezeOptimizer("sgd").get_config()
+
+
+@pytest.mark.parametrize("grid", [0, -0.1, float("nan"), float("inf"), "0.1", True])
+def test_steps_that_are_none_are_refused(grid):
+    with pytest.raises((TypeError, ValueError), match="grid"):
+        kf.FreezeOptimizer("sgd", grid=grid)
+
+
+def test_averages_and_changes_after_the_build_are_refused():
+    with pytest.raises(ValueError, match="use_ema"):
+        kf.FreezeOptimizer(keras.optimizers.SGD(use_ema=True), grid=0.1)
+    model, _ = on_grid()
+    with pytest.raises(ValueError, match="cannot be changed"):
+        model.optimizer.grid = 0.2
+
+
+def test_a_loss_is_what_the_rounded_model_has():
+    x, y = blobs()
+    model, _ = on_grid(seeded(two_dense_layers()), grid=0.5, metrics=["accuracy"])
+    fit(model, x, y, epochs=4, batch_size=16)
+    found = keras.ops.convert_to_numpy(crossentropy()(y, model(x)))
+    assert model.evaluate(x, y, batch_size=48, verbose=0)[0] == pytest.approx(found, rel=1e-5)
