@@ -5,10 +5,11 @@
 
 Each network is trained once for each freezing rate, kind of mask (SNIP's own, or drawn at its
 rates) and seed, and saved with each kind of values: exact, rounded to bfloat16, and quantized with
-several tolerances, for which 5,000 training images are kept apart. Test errors are those of the
-loaded files. What has been measured is in frontier.jsonl of `--output_dir`, one line a file, and is
-not measured again; networks that are half done are trained anew. Prints the means over the seeds,
-and draws them beside published results of other methods and the paper's table 2.
+several tolerances, for which 5,000 training images are kept apart; and once for each of `--grids`,
+with `FreezeOptimizer(grid=)`. Test errors are those of the loaded files. `--output_dir` keeps each
+network that is trained, as a file, and what has been measured, in frontier.jsonl, one line a file:
+neither is done again. Prints the means over the seeds, and draws them beside published results of
+other methods and the paper's table 2.
 """
 
 import dataclasses
@@ -35,6 +36,8 @@ flags.DEFINE_list("models", ["lenet_300_100", "lenet_5_caffe"], "The networks.")
 flags.DEFINE_list("rates", ["0.9", "0.95", "0.99", "0.995", "0.999"], "Freezing rates.")
 flags.DEFINE_list("masks", ["snip", "drawn"], "Kinds of masks.")
 flags.DEFINE_list("tolerances", ["0.01", "0.03", "0.1"], "Tolerances of `quantize`.")
+flags.DEFINE_list("grids", ["0.1"], "Steps of grids on which networks are trained.")
+flags.DEFINE_bool("exact", True, "Whether to train without a grid, too.")
 flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of weights, order of the data and draws.")
 flags.DEFINE_integer("epochs", 30, "Epochs of each network.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 0.05, "At the start; it falls to 0 as a cosine.", 0)
@@ -74,6 +77,13 @@ class Run:
     seed: int
     epochs: int
     learning_rate: float
+    grid: float  # 0 without one
+
+    @property
+    def kinds_of_values(self):
+        if self.grid:
+            return [f"grid {self.grid:g}"]
+        return ["float32", "bfloat16", *(f"tolerance {t}" for t in FLAGS.tolerances)]
 
 
 def main(_):
@@ -87,7 +97,7 @@ def main(_):
         found = [
             row for row in done if all(row[k] == v for k, v in dataclasses.asdict(run).items())
         ]
-        if {row["values"] for row in found} >= set(kinds_of_values()):
+        if {row["values"] for row in found} >= set(run.kinds_of_values):
             continue
         data = data or load_data()
         start = time.perf_counter()
@@ -104,14 +114,14 @@ def main(_):
 
 
 def planned_runs():
+    grids = [*([0.0] if FLAGS.exact else []), *map(float, FLAGS.grids)]
     choices = itertools.product(
-        FLAGS.models, FLAGS.masks, map(float, FLAGS.rates), map(int, FLAGS.seeds)
+        FLAGS.models, FLAGS.masks, map(float, FLAGS.rates), grids, map(int, FLAGS.seeds)
     )
-    return [Run(*choice, FLAGS.epochs, FLAGS.learning_rate) for choice in choices]
-
-
-def kinds_of_values():
-    return ["float32", "bfloat16", *(f"tolerance {t}" for t in FLAGS.tolerances)]
+    return [
+        Run(model, mask, rate, seed, FLAGS.epochs, FLAGS.learning_rate, grid)
+        for model, mask, rate, grid, seed in choices
+    ]
 
 
 def read(folder):
@@ -141,18 +151,17 @@ def load_data():
 
 def measured(run, data, folder):
     """Train a network, save it with each kind of values, and return what each file is like."""
-    model = trained(run, data["train"])
-    exact = folder / f"training-{os.getpid()}.freeze"
+    settings = "-".join(map(str, dataclasses.astuple(run)))
+    trained_file = folder / f"{settings}.freeze"
+    if not trained_file.exists():
+        kf.save(trained(run, data["train"]), trained_file)
     rows = []
-    kf.save(model, exact)
-    for kind in kinds_of_values():
-        path = exact.with_suffix(".measured")
-        loaded = kf.load(exact)
+    for kind in run.kinds_of_values:
+        path = trained_file.with_suffix(f".measured-{os.getpid()}")
+        loaded = kf.load(trained_file)
+        kind_of_save = "bfloat16" if kind == "bfloat16" else "float32"
         if kind.startswith("tolerance"):
             kf.quantize(loaded, *data["validation"], tolerance=float(kind.split()[1]))
-            kind_of_save = "float32"
-        else:
-            kind_of_save = kind
         kf.save(loaded, path, values=kind_of_save, include_compile=False)
         loaded = kf.load(path)
         loaded.compile(loss=loss(), metrics=["accuracy"])
@@ -161,7 +170,6 @@ def measured(run, data, folder):
         row = {"values": kind, "error": 100 * (1 - accuracy), "bytes": sum(parts.values())}
         rows.append({**dataclasses.asdict(run), **row, "parts": parts})
         path.unlink()
-    exact.unlink()
     return rows
 
 
@@ -172,8 +180,9 @@ def trained(run, data):
     steps = run.epochs * (len(x) // BATCH_SIZE)
     rate = keras.optimizers.schedules.CosineDecay(run.learning_rate, steps)
     inner = keras.optimizers.SGD(rate, momentum=0.9)
-    optimizer = kf.FreezeOptimizer(inner, run.rate, l2=5e-4, seed=run.seed)
-    model.compile(optimizer, loss(), metrics=["accuracy"])
+    optimizer = kf.FreezeOptimizer(inner, run.rate, l2=5e-4, seed=run.seed, grid=run.grid or None)
+    jit_compile = "auto" if keras.backend.backend() == "jax" else False  # XLA's convolutions
+    model.compile(optimizer, loss(), metrics=["accuracy"], jit_compile=jit_compile)
     first = BATCH_SIZE * 10
     kf.freeze(model, x[:first], y[:first], drawn=run.mask == "drawn")
     model.fit(x, y, batch_size=BATCH_SIZE, epochs=run.epochs, verbose=0)
@@ -224,7 +233,7 @@ def print_table(rows):
         print(f"| {' | '.join(cells)} |")
 
 
-COLORS = ("#777777", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
+COLORS = ("#E69F00", "#777777", "#D55E00", "#CC79A7", "#56B4E9", "#0072B2", "#009E73", "#000000")
 
 
 def draw(rows):
@@ -232,7 +241,8 @@ def draw(rows):
 
     names = list(dict.fromkeys(row["model"] for row in rows))
     figure = Figure(figsize=(6.2 * len(names), 4.6), layout="constrained")
-    colors = dict(zip(kinds_of_values(), COLORS, strict=False))
+    kinds = sorted({row["values"] for row in rows}, key=lambda kind: (kind.split()[0], kind))
+    colors = dict(zip(kinds, itertools.cycle(COLORS), strict=False))
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         of_model = [row for row in rows if row["model"] == name]
         curves = dict.fromkeys((row["mask"], row["values"]) for row in of_model)

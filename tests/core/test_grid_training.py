@@ -87,6 +87,7 @@ def test_steps_follow_the_arithmetic_by_hand(strategy, l2):
     assert any((value_of(v) != s).any() for v, s in zip(model.variables, start, strict=True))
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [name for name in OPTIMIZERS if name != "averaging"])
 def test_every_optimizer_trains_on_the_grid_and_keeps_frozen_bits(kind, strategy, tmp_path):
@@ -167,6 +168,7 @@ def test_xla_and_several_steps_per_execution_change_nothing(jit_compile):
         assert same_bits(a, b)
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "float16"])
 def test_every_precision_is_saved_without_loss(dtype, tmp_path):
     x, y = blobs()
@@ -210,6 +212,7 @@ def wide(grid, path, base=None, again=None):
     return path.stat().st_size
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("base", [None, "pretrained"])
 def test_the_file_holds_integers(base, tmp_path):
     precise = wide(None, tmp_path / "precise.freeze", base)
@@ -218,6 +221,7 @@ def test_the_file_holds_integers(base, tmp_path):
     assert rounded < precise - 600
 
 
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("before", [None, 0.03])
 def test_the_grid_may_begin_in_the_midst_of_training(before, tmp_path):
     """With another FreezeOptimizer, which inherits the mask; and with a grid before, or none."""
