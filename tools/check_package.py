@@ -16,7 +16,11 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGE_DATA = ("keras_freeze/py.typed", "keras_freeze/storage/header_dictionary.txt")
+PACKAGE_DATA = (
+    "keras_freeze/py.typed",
+    "keras_freeze/storage/header_dictionary.txt",
+    "keras_freeze/storage/header_dictionary_2.txt",
+)
 BACKEND = "jax"
 
 PROGRAM = """

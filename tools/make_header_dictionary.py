@@ -1,36 +1,73 @@
-"""Write the preset dictionary for the compression of headers of `.freeze` files.
+"""Write the preset dictionaries for the compression of headers of `.freeze` files.
 
-    python tools/make_header_dictionary.py keras_freeze/storage/header_dictionary.txt
+    python tools/make_header_dictionary.py 1 keras_freeze/storage/header_dictionary.txt
+    python tools/make_header_dictionary.py 2 keras_freeze/storage/header_dictionary_2.txt
 
 Configurations of Keras models resemble each other. A preset dictionary lets deflate refer to
-frequent text: here that of the most used layers, optimizers and losses, the most common last. It is
-part of version 1 of the format: files cannot be read without exactly this text, so it must not be
-written again for that version. The script documents where the text came from.
+frequent text: that of version 1 of the format is about the most used layers, optimizers and losses,
+the most common last; that of version 2 ends with whole headers of the two LeNets, and begins with
+as much of the first one as deflate can refer to. They are parts of the format: files cannot be read
+without exactly these texts, so they must not be written again once a version is released. The
+script documents where the texts came from.
 """
 
 import json
 import os
+import re
 import sys
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+import numpy as np
 from keras import layers
 
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
 from keras_freeze.initializers.generator import GENERATOR
+from keras_freeze.storage.container import DICTIONARIES, read_container
+
+_LONGEST = 2**15 - 262  # the largest distance that deflate refers to
 
 
 def main() -> None:
+    text = {"1": _version_1, "2": _version_2}[sys.argv[1]]()
+    with replacing(sys.argv[2]) as path:
+        path.write_text(text)
+
+
+def _version_1() -> str:
     texts = [_text(_described(model)) for model in (_rare(), _sequence(), _image())]
     texts.append(
         _text({"generator": GENERATOR, "variables": _records(), "num_rescued": 1})
         + _text({"decay_scale": 0.99, "base": "", "optimizer": {"compact": True, "variables": []}})
     )
     texts.append(_text({"versions": {"keras_freeze": "0.1.0", "keras": "3.15.1"}, "tensorflow": 2}))
-    with replacing(sys.argv[1]) as path:
-        path.write_text("\n".join(texts))
+    return "\n".join(texts)
+
+
+def _version_2() -> str:
+    lenets = (kf.models.lenet_300_100(seed=0), kf.models.lenet_5_caffe(seed=0))
+    headers = [_header(model) for model in lenets]
+    return (DICTIONARIES[1].decode() + "\n".join(headers))[-_LONGEST:]
+
+
+def _header(model: keras.Model) -> str:
+    """Return the header of a file of a model, without the numbers that each file has of its own."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    _compiled(model, keras.optimizers.SGD(0.1, momentum=0.9), loss)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 28, 28, 1)).astype("float32"), np.arange(8)
+    kf.freeze(model, x, y, drawn=True)
+    model.fit(x, y, verbose=0)
+    kf.quantize(model, step=0.01)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.freeze"
+        kf.save(model, file)
+        text = _text(read_container(file).header)
+    return re.sub(r'"(crc32|grid)":[^,}]+', r'"\1":0', text)
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from keras import ops
 
 from keras_freeze import backend
@@ -25,15 +24,6 @@ def snip(weights: Any, gradients: Any) -> Any:
 def magnitude(weights: Any, gradients: Any) -> Any:
     """Compute |w|: the largest initial weights are trained."""
     return ops.abs(weights)
-
-
-def random_scores(shape: tuple[int, ...], seed: int, position: int) -> np.ndarray:
-    """Draw uniform scores in [0, 1) that depend on shape, seed and position alone.
-
-    24 random bits each, from Philox's raw words, so that float32 holds them exactly.
-    """
-    words = np.random.Philox(key=[seed, position]).random_raw(int(np.prod(shape, dtype=np.int64)))
-    return ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
 
 
 CRITERIA: dict[str, Callable[[Any, Any], Any]] = {"snip": snip, "magnitude": magnitude}

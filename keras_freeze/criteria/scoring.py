@@ -15,6 +15,7 @@ from keras_freeze.gradients.loss import (
     loss_gradients,
     loss_scale,
 )
+from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers, build_model, check_model
 from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
 
@@ -95,7 +96,7 @@ def scores_of_gradients(
     if criterion == criteria.RANDOM:
         shapes = [tuple(p.variable.shape) for p in parameters]
         return [
-            criteria.random_scores(shape, seed, p.position)
+            random_scores(shape, seed, p.position)
             for p, shape in zip(parameters, shapes, strict=True)
         ]
     gradients.reverse()  # so that the memory of each is free once its scores are computed

@@ -11,6 +11,7 @@ from keras import ops
 from keras_freeze import _keras_private, backend, criteria
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_frozen_entries
 from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.ranked import random_scores
 from keras_freeze.masks.selection import num_trained_weights, rescue_index
 from keras_freeze.optimizer.grid_training import GridStarts
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
@@ -69,7 +70,7 @@ class DenseUpdate(Update):
         shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
         if mask is None and self._criterion == criteria.RANDOM:
             # It needs no gradients: the masks have their values before the first batch.
-            scores = [criteria.random_scores(s, self._seed, p) for p, s in shapes.items()]
+            scores = [random_scores(s, self._seed, p) for p, s in shapes.items()]
             mask = FreezeMask.from_scores(
                 scores, freeze_rate, seed=self._seed, positions=list(shapes)
             )

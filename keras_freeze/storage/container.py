@@ -28,8 +28,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _LARGEST_HEADER = 1 << 24  # of JSON text, unpacked
 _MOST_CONTAINERS = 1 << 18  # lists and objects in it
 _MOST_VALUES = 1 << 21
-# Frequent text of headers, a preset dictionary for deflate (tools/make_header_dictionary.py).
-_DICTIONARY = Path(__file__).with_name("header_dictionary.txt").read_bytes()
+DICTIONARIES = {
+    version: Path(__file__).with_name(name).read_bytes()
+    for version, name in {1: "header_dictionary.txt", 2: "header_dictionary_2.txt"}.items()
+}
+"""Frequent text of headers, preset dictionaries for deflate (tools/make_header_dictionary.py)."""
+
 _COPY_AGAIN = "Copy or download it again"
 
 
@@ -70,7 +74,7 @@ def write_container(
             f"{_LARGEST_HEADER:,}."
         )
     _check_amount(encoded)
-    packer = zlib.compressobj(9, zdict=_DICTIONARY)
+    packer = zlib.compressobj(9, zdict=DICTIONARIES[version])
     sections = (packer.compress(encoded) + packer.flush(), mask, exponents, mantissas)
     lengths = [len(section) for section in sections]
     checks = [zlib.crc32(section) for section in sections]
@@ -100,7 +104,7 @@ def read_container(path: str | os.PathLike[str]) -> Container:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         preamble = file.read(_START)
-        text_length, lengths, checks = _check_preamble(path, preamble, size)
+        version, text_length, lengths, checks = _check_preamble(path, preamble, size)
         content = file.read(size - _START + 1)
     if len(content) != size - _START:
         raise _error(path, "its size changed while it was read. Read it again once it is written")
@@ -118,7 +122,7 @@ def read_container(path: str | os.PathLike[str]) -> Container:
         problem = f"its last {_DIGEST_BYTES} bytes are not the SHA-256 of the rest"
         raise _error(path, f"{problem}. {_COPY_AGAIN}")
     packed, mask, exponents, mantissas = sections
-    header = _parse(path, packed, text_length)
+    header = _parse(path, packed, text_length, version)
     num_bytes = dict(zip(SECTIONS, lengths, strict=True))
     num_bytes["checksums"] = _START + _DIGEST_BYTES
     return Container(header, mask, exponents, mantissas, digest.digest(), num_bytes)
@@ -126,8 +130,8 @@ def read_container(path: str | os.PathLike[str]) -> Container:
 
 def _check_preamble(
     path: str | os.PathLike[str], start: bytes, size: int
-) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Return the length of the header's text, and lengths and checksums of the sections."""
+) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Return version, length of the header's text, and lengths and checksums of the sections."""
     if start[: len(MAGIC)] != MAGIC:
         raise _error(
             path,
@@ -155,11 +159,13 @@ def _check_preamble(
     if text_length > _LARGEST_HEADER:
         problem = f"its header has {text_length:,} bytes; at most {_LARGEST_HEADER:,} are allowed"
         raise _error(path, problem)
-    return text_length, lengths, checks
+    return version, text_length, lengths, checks
 
 
-def _parse(path: str | os.PathLike[str], packed: bytes, text_length: int) -> dict[str, Any]:
-    unpacker = zlib.decompressobj(zdict=_DICTIONARY)
+def _parse(
+    path: str | os.PathLike[str], packed: bytes, text_length: int, version: int
+) -> dict[str, Any]:
+    unpacker = zlib.decompressobj(zdict=DICTIONARIES[version])
     try:
         text = unpacker.decompress(packed, text_length + 1)
         if len(text) != text_length or not unpacker.eof or unpacker.unused_data:

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
+from keras_freeze.masks.ranked import Ranking
 from keras_freeze.storage.errors import FreezeFileError
 
 _MOST_AXES = 32
@@ -25,14 +26,15 @@ class MaskPart(NamedTuple):
     """What the header says of one entry of a mask: `MaskEntry` without its array.
 
     Attributes:
-        draw_key: Seed and stream of a mask that is drawn; None for others.
+        key: What follows from the header of a mask that is not coded entry by entry: seed and
+            stream of one that is drawn, or its ranking; None for others.
     """
 
     position: int
     path: str
     shape: tuple[int, ...]
     is_weight: bool
-    draw_key: tuple[int, int] | None = None
+    key: tuple[int, int] | Ranking | None = None
 
     @property
     def size(self) -> int:

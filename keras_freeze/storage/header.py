@@ -11,8 +11,9 @@ from typing import Any
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze.grids import DTYPES, Grid, default_origin
+from keras_freeze.masks.ranked import Ranking
 from keras_freeze.masks.settings import Settings
-from keras_freeze.starts import BASE, INITIALIZER, SEED, Source
+from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
 from keras_freeze.storage.fields import (
@@ -28,7 +29,7 @@ from keras_freeze.storage.fields import (
     versions_of,
 )
 
-_BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn
+_BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn or ranked
 
 
 @dataclass(frozen=True)
@@ -39,23 +40,41 @@ class EntryRecord:
         position: The variable's position, as in `MaskEntry`.
         is_weight: Whether the entry counts as a weight, as in `MaskEntry`.
         settings: The index of the settings in the header that decided the entry.
-        draw_key: Seed and stream of a mask that is drawn; None for others.
+        key: Seed and stream of a mask that is drawn, or its ranking; None for others.
     """
 
     position: int
     is_weight: bool
     settings: int = 0
-    draw_key: tuple[int, int] | None = None
+    key: tuple[int, int] | Ranking | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of a variable that describe its mask."""
+        mask = [self.position, int(self.is_weight)]
+        described: dict[str, Any] = {"mask": [*mask, self.settings] if self.settings else mask}
+        if isinstance(self.key, Ranking):
+            described["ranked"] = list(self.key.key or ())
+        elif self.key is not None:
+            described["drawn"] = list(self.key)
+        return described
 
     @classmethod
-    def from_json(cls, value: Any, drawn: Any) -> "EntryRecord":
-        """Read what `VariableRecord.to_json` writes as `mask` and, if it is drawn, as `drawn`."""
-        position, is_weight, *rest = check_type("mask", value, list)
+    def from_json(cls, described: Mapping[str, Any]) -> "EntryRecord | None":
+        """Read what `to_json` writes, if the variable has a mask."""
+        if "mask" not in described:
+            if "drawn" in described or "ranked" in described:
+                raise FreezeFileError("a variable without a mask has a drawn or ranked one")
+            return None
+        position, is_weight, *rest = check_type("mask", described["mask"], list)
         (settings,) = rest or [0]
-        key = None
-        if drawn is not None:
-            seed, stream = check_type("drawn", drawn, list)
-            key = check_json_int("seed", seed, 2**64), check_json_int("stream", stream, 2**64)
+        key: tuple[int, int] | Ranking | None = None
+        if "drawn" in described:
+            key = _generator_key("drawn", described["drawn"])
+        if "ranked" in described:
+            if key is not None:
+                raise FreezeFileError("a mask is both drawn and ranked")
+            ranked = check_type("ranked", described["ranked"], list)
+            key = Ranking(_generator_key("ranked", ranked) if ranked else None)
         return cls(
             check_json_int("position", position, 2**31),
             bool(check_json_int("mask", is_weight, 2)),
@@ -119,11 +138,7 @@ class VariableRecord:
         if self.source is not None:
             described["source"] = self.source.to_json()
         if self.entry is not None:
-            described["mask"] = [self.entry.position, int(self.entry.is_weight)]
-            if self.entry.settings:
-                described["mask"].append(self.entry.settings)
-            if self.entry.draw_key is not None:
-                described["drawn"] = list(self.entry.draw_key)
+            described.update(self.entry.to_json())
         if self.stored_dtype != self.dtype:
             described["stored_dtype"] = self.stored_dtype
         if self.grid is not None:
@@ -139,17 +154,12 @@ class VariableRecord:
         """Read what `to_json` writes."""
         described = check_type("variable", value, dict)
         dtype = check_dtype(described.get("dtype", "float32"))
-        entry, drawn = None, described.get("drawn")
-        if "mask" in described:
-            entry = EntryRecord.from_json(described["mask"], drawn)
-        elif drawn is not None:
-            raise FreezeFileError("a variable without a mask has a drawn one")
         return cls(
             path=check_type("path", described["path"], str),
             shape=check_shape(described["shape"]),
             dtype=dtype,
             source=Source.from_json(described["source"]) if "source" in described else None,
-            entry=entry,
+            entry=EntryRecord.from_json(described),
             stored_dtype=check_dtype(described.get("stored_dtype", dtype)),
             trainable=check_type("trainable", described.get("trainable", True), bool),
             checksum=check_json_int("crc32", described["crc32"], 2**32),
@@ -351,6 +361,7 @@ class Header:
                 if source.kind == BASE and self.base is None:
                     raise FreezeFileError(f"{record.path!r} comes from a base that is missing")
             _check_grid(record)
+            _check_ranking(record)
             rounded = record.dtype == "float32" and record.stored_dtype in ("float16", "bfloat16")
             if record.stored_dtype != record.dtype and not rounded:
                 raise FreezeFileError(f"{record.path!r} is stored as {record.stored_dtype}")
@@ -359,7 +370,7 @@ class Header:
     def num_bytes(self) -> int:
         """The size in bytes of all variables, masks and optimizer variables."""
         needed = sum(extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
-        drawn = [r for r in self.records if r.entry is not None and r.entry.draw_key is not None]
+        drawn = [r for r in self.records if r.entry is not None and r.entry.key is not None]
         needed += sum(extent(r.shape) * _BYTES_TO_DRAW for r in drawn)
         # The starts, and the integers in 8 bytes.
         gridded = [r for r in self.records if r.grid is not None]
@@ -371,17 +382,31 @@ class Header:
     @property
     def version(self) -> int:
         """The first version of the format that has all of this."""
-        has_draws = any(part.draw_key is not None for part in self.mask_parts)
-        return 2 if has_draws or any(r.grid is not None for r in self.records) else 1
+        has_keys = any(part.key is not None for part in self.mask_parts)
+        return 2 if has_keys or any(r.grid is not None for r in self.records) else 1
 
     @property
     def mask_parts(self) -> list[MaskPart]:
         """The entries of the mask, in the order in which the file holds them."""
         return [
-            MaskPart(r.entry.position, r.path, r.shape, r.entry.is_weight, r.entry.draw_key)
+            MaskPart(r.entry.position, r.path, r.shape, r.entry.is_weight, r.entry.key)
             for r in self.records
             if r.entry is not None
         ]
+
+
+def _generator_key(name: str, value: Any) -> tuple[int, int]:
+    seed, stream = check_type(name, value, list)
+    return check_json_int("seed", seed, 2**64), check_json_int("stream", stream, 2**64)
+
+
+def _check_ranking(record: VariableRecord) -> None:
+    """Refuse a mask that is to follow from starts that the file does not give."""
+    if record.entry is None or record.entry.key != Ranking(None):
+        return
+    source = record.source
+    if source is None or source.kind == CONSTANT or record.dtype not in DTYPES:
+        raise FreezeFileError(f"{record.path!r} has a ranked mask and no starts")
 
 
 def _check_grid(record: VariableRecord) -> None:

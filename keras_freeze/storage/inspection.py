@@ -154,7 +154,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         container = read_container(path)
         header = read_header(container)
         parts = header.mask_parts
-        keys = [part.draw_key for part in parts]
+        keys = [part.key for part in parts]
         counts = count_masks(container.mask, [part.shape for part in parts], _MOST_DECODED, keys)
     known: Sequence[int | None] = [None] * len(parts) if counts is None else counts
     q = None

@@ -1,13 +1,16 @@
 """The freezing mask in a `.freeze` file as plain arrays; needs neither Keras nor `FreezeMask`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
 from keras_freeze.masks.drawn import Draw
+from keras_freeze.masks.ranked import Ranked
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.coding.masks import decode_masks, encode_masks
 from keras_freeze.storage.container import Container, read_container, write_container
@@ -125,20 +128,47 @@ def decode_entries(header: Header | MaskHeader, container: Container) -> list[Pl
 
 
 def decode_draws(
-    header: Header | MaskHeader, container: Container
+    header: Header | MaskHeader,
+    container: Container,
+    starts: Callable[[int], np.ndarray] | None = None,
 ) -> tuple[list[PlainEntry], dict[int, Draw]]:
-    """Return the entries of a file's mask, and what some are drawn by, by position."""
+    """Return the entries of a file's mask, and what some are drawn by, by position.
+
+    Args:
+        header, container: The file.
+        starts: Returns what the variable at a position of the mask started from; None if nobody
+            knows.
+
+    Raises:
+        FreezeFileError: If the mask cannot be decoded, or follows from starts that are not known.
+    """
     entries: list[PlainEntry] = []
     draws = {}
     with refusing():
         parts = header.mask_parts
-        masks = decode_masks(container.mask, [p.shape for p in parts], [p.draw_key for p in parts])
+        masks = decode_masks(container.mask, [p.shape for p in parts], [p.key for p in parts])
         for part, mask in zip(parts, masks, strict=True):
             if isinstance(mask, Draw):
                 draws[part.position] = mask
                 mask = mask.mask(part.shape)
+            elif isinstance(mask, Ranked):
+                mask = _ranked(mask, part, starts)
             entries.append((part.position, part.path, mask, part.is_weight))
     return entries, draws
+
+
+def _ranked(
+    ranked: Ranked, part: MaskPart, starts: Callable[[int], np.ndarray] | None
+) -> np.ndarray:
+    if ranked.ranking.key is not None:
+        return ranked.mask(part.shape, None)
+    if starts is None:
+        raise FreezeFileError(
+            f"The mask of {part.path!r} follows from the weights before training, which are not "
+            "at hand: load the model by `keras_freeze.load`, and use "
+            "`keras_freeze.get_mask(model)`."
+        )
+    return ranked.mask(part.shape, starts(part.position))
 
 
 def _mask_part(value: Any) -> MaskPart:

@@ -1,6 +1,7 @@
 """Restore the values of all variables of a model from a `.freeze` file."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +53,17 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     Raises:
         FreezeFileError: If the values cannot be decoded, or do not match their checksums.
     """
-    plain, draws = decode_draws(header, container)
+    sources = [(source, r.shape, r.dtype) for r in header.records for source in r.sources]
+    if any(source.kind == SEED for source, _, _ in sources):
+        _check_generator(header)
+    given = regenerate(sources, base)
+    plain, draws = decode_draws(header, container, _starts(header, given))
     entries = [MaskEntry(*entry) for entry in plain]
     mask = FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
     trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
     masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
     stored, optimizer = _stored_values(header, container, masks)
-    sources = [(source, r.shape, r.dtype) for r in header.records for source in r.sources]
-    if any(source.kind == SEED for source, _, _ in sources):
-        _check_generator(header)
-    sourced = iter(regenerate(sources, base))
+    sourced = iter(given)
     values: list[np.ndarray] = []
     starts: dict[int, Start] = {}
     for record, chosen, bits in zip(header.records, masks, stored, strict=True):
@@ -82,6 +84,20 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
             raise _mismatch(header, record)
         values.append(bits)
     return Values(values, mask, starts, draws, optimizer)
+
+
+def _starts(header: Header, given: Sequence[np.ndarray]) -> Callable[[int], np.ndarray]:
+    """Return a function that returns what the variable at a position of the mask started from.
+
+    `given` are the values of the `sources` of all records, as bit patterns.
+    """
+    numbers = itertools.accumulate((len(r.sources) for r in header.records), initial=0)
+    first = {
+        r.entry.position: (given[number], r.dtype)
+        for number, r in zip(numbers, header.records, strict=False)
+        if r.entry is not None and r.source is not None
+    }
+    return lambda position: from_bits(*first[position])
 
 
 def _from_grid(

@@ -43,6 +43,7 @@ from keras_freeze.storage.restoring import check_variables
 from keras_freeze.storage.sources import (
     SavedVariable,
     check_explained,
+    find_rankings,
     find_sources,
     saved_variables,
     set_starts,
@@ -127,6 +128,7 @@ def save(
     variables, settings = sourced_variables(
         model, state, mask, base_variables, stored_dtype, include_frozen
     )
+    find_rankings(variables, settings, base_variables)
     set_grids(model, variables, base_variables)
     if isinstance(values, Grid):
         round_to_grid(model, variables, base_variables, values)

@@ -11,11 +11,13 @@ import keras
 import numpy as np
 
 from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
-from keras_freeze.grids import OnGrid, default_origin
+from keras_freeze.grids import DTYPES, OnGrid, default_origin
 from keras_freeze.initializers.of_layers import in_words, is_portable, source_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.drawn import Draw, draw_of
 from keras_freeze.masks.mask import MaskEntry
+from keras_freeze.masks.ranked import Ranked, Ranking
+from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
 from keras_freeze.starts import BASE, CONSTANT, Source, Start
@@ -43,6 +45,7 @@ class SavedVariable:
         start: What its initial values were drawn from, if the optimizer knows.
         source: Where the values come from that are not stored; None if all are stored.
         on_grid: The stored values as integers; None if they are stored as they are.
+        ranked: What its mask follows from; None where the file has to say it.
         is_settled: Whether `bits` differ from the variable's values (FreezeNet-WD).
     """
 
@@ -56,6 +59,7 @@ class SavedVariable:
     start: Start | None = None
     source: Source | None = None
     on_grid: OnGrid | None = None
+    ranked: Ranked | None = None
     is_settled: bool = False
 
     @property
@@ -85,7 +89,14 @@ class SavedVariable:
     @property
     def coded_mask(self) -> Any:
         """Its mask as `encode_masks` takes it."""
-        return self.draw or (self.entry and self.entry.trained)
+        return self.draw or self.ranked or (self.entry and self.entry.trained)
+
+    @property
+    def mask_key(self) -> Any:
+        """What the header says of its mask if it is not coded entry by entry."""
+        if self.draw is not None:
+            return self.draw.seed, self.draw.stream
+        return None if self.ranked is None else self.ranked.ranking
 
     def values(self) -> np.ndarray:
         """Return its values as a vector."""
@@ -131,8 +142,8 @@ class SavedVariable:
             loaded[self.is_stored] = rounded
         entry = None
         if self.entry is not None:
-            key = None if self.draw is None else (self.draw.seed, self.draw.stream)
-            entry = EntryRecord(self.entry.position, self.entry.is_weight, self.settings, key)
+            position, is_weight = self.entry.position, self.entry.is_weight
+            entry = EntryRecord(position, is_weight, self.settings, self.mask_key)
         is_default = on_grid is None or on_grid.origin == default_origin(self.source)
         return VariableRecord(
             path=self.path,
@@ -251,6 +262,46 @@ def _try_sources(
                 saved.bits = np.where(sourced, bits, saved.bits)
         if saved.equals(bits):
             saved.source = source
+
+
+def find_rankings(
+    variables: Sequence[SavedVariable], settings: Sequence[Settings], base: Sequence[Any] | None
+) -> None:
+    """Set `ranked` of variables whose mask follows from a seed, or from their source.
+
+    Args:
+        variables: The variables, whose sources are known.
+        settings: What decided their masks.
+        base: The variables of the base, or None.
+    """
+    for saved in variables:
+        if saved.entry is None or not settings:
+            continue
+        trained = saved.entry.trained
+        num_trained = int(np.count_nonzero(trained))
+        if num_trained in (0, trained.size):  # which takes two bits
+            continue
+        decided = settings[saved.settings]
+        key, start = None, None
+        if decided.criterion == "random":
+            key = decided.seed, saved.entry.position
+        elif decided.criterion == "magnitude" and saved.source is not None:
+            start = _magnitudes_from(saved, base)
+        if key is None and start is None:
+            continue
+        ranked = Ranked(num_trained, Ranking(key))
+        if np.array_equal(ranked.mask(saved.shape, start), trained):
+            saved.ranked = ranked
+
+
+def _magnitudes_from(saved: SavedVariable, base: Sequence[Any] | None) -> np.ndarray | None:
+    """Return the values of a variable's source; None if they do not order its entries."""
+    assert saved.source is not None
+    if saved.source.kind == CONSTANT or saved.dtype not in DTYPES:
+        return None
+    (bits,) = guess([(saved.source, saved.shape, saved.dtype)], base)
+    start = None if bits is None else from_bits(bits, saved.dtype)
+    return None if start is None or not np.isfinite(start.astype(np.float32)).all() else start
 
 
 def align(variables: Sequence[Any], base: Sequence[Any]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Training on a grid: what the model has are points of it, and what the optimizer has is precise."""
+"""Training on a grid: the model has points of it, and the optimizer has precise values."""
 
 import keras
 import numpy as np

@@ -11,7 +11,10 @@ PREAMBLE = struct.Struct("<8sIIQQQQIIII")
 START, DIGEST_BYTES = PREAMBLE.size + 4, 32
 LENGTHS = range(3, 7)  # the fields of the preamble that are lengths of sections
 SECTIONS = ("header", "mask", "exponents", "mantissas")
-DICTIONARY = Path(kf.storage.__file__).with_name("header_dictionary.txt").read_bytes()
+DICTIONARIES = {
+    version: Path(kf.storage.__file__).with_name(name).read_bytes()
+    for version, name in {1: "header_dictionary.txt", 2: "header_dictionary_2.txt"}.items()
+}
 
 
 def pack(preamble):
@@ -20,11 +23,17 @@ def pack(preamble):
     return packed + struct.pack("<I", zlib.crc32(packed))
 
 
-def sealed(text, mask=b"", exponents=b"", mantissas=b"", announced=None):
+def sealed(text, mask=b"", exponents=b"", mantissas=b"", announced=None, version=1):
     """A file with a header of this text, all checksums right."""
-    packer = zlib.compressobj(zdict=DICTIONARY)
+    packer = zlib.compressobj(zdict=DICTIONARIES[version])
     sections = (packer.compress(text) + packer.flush(), mask, exponents, mantissas)
     announced = len(text) if announced is None else announced
-    preamble = [b"\x89FREEZE\n", 1, announced, *map(len, sections), *map(zlib.crc32, sections)]
+    preamble = [
+        b"\x89FREEZE\n",
+        version,
+        announced,
+        *map(len, sections),
+        *map(zlib.crc32, sections),
+    ]
     data = pack(preamble) + b"".join(sections)
     return data + hashlib.sha256(data).digest()

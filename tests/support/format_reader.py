@@ -17,7 +17,8 @@ from typing import NamedTuple
 import ml_dtypes  # noqa: F401 (NumPy then knows bfloat16 and float8 by name)
 import numpy as np
 
-DICTIONARY = pathlib.Path(__file__).parents[2] / "keras_freeze/storage/header_dictionary.txt"
+FOLDER = pathlib.Path(__file__).parents[2] / "keras_freeze/storage"
+DICTIONARIES = {1: FOLDER / "header_dictionary.txt", 2: FOLDER / "header_dictionary_2.txt"}
 GENERATOR = "philox4x64-sign-fraction52-v1"
 SOURCES = ("source", "origin")
 TOTAL = 2**24  # the probabilities of a model sum up to it
@@ -43,7 +44,7 @@ def read(path, base=None):
     if "base" in header:
         _require(base is not None, "the file needs its base")
         _require(fingerprint(base) == header["base"], "this is another base")
-    masks, reads = read_masks(header["variables"], mask)
+    masks, reads = read_masks(header["variables"], mask, base)
     optimizer = header.get("optimizer", {"variables": []})["variables"]
     kinds = [_stored(entry, masks.get(i)) for i, entry in enumerate(header["variables"])]
     kinds += [(math.prod(shape), dtype) for _, shape, dtype in optimizer]
@@ -91,12 +92,13 @@ def read_layout(data):
     ends = list(itertools.accumulate(lengths, initial=68))
     sections = [data[start:end] for start, end in itertools.pairwise(ends)]
     _require([zlib.crc32(section) for section in sections] == checksums, "damaged")
-    return read_header(sections[0], _integer(data[12:16])), *sections[1:]
+    version, length = _integer(data[8:12]), _integer(data[12:16])
+    return read_header(sections[0], length, version), *sections[1:]
 
 
-def read_header(section, length):
+def read_header(section, length, version):
     _require(length <= 2**28, "damaged")
-    stream = zlib.decompressobj(zdict=DICTIONARY.read_bytes())
+    stream = zlib.decompressobj(zdict=DICTIONARIES[version].read_bytes())
     text = stream.decompress(section, length + 1)
     _require(len(text) == length and stream.eof and not stream.unused_data, "damaged")
     return json.loads(text.decode("utf-8"))
@@ -228,16 +230,30 @@ def frequency_model(frequencies):
 # Mask
 
 
-def read_masks(entries, section):
-    stream = Stream(section)
-    masks = {
-        i: read_drawn(stream, entry["shape"], *entry["drawn"])
-        if "drawn" in entry
-        else read_mask(stream, entry["shape"])
-        for i, entry in enumerate(entries)
-        if "mask" in entry
-    }
+def read_masks(entries, section, base=None):
+    stream, masks = Stream(section), {}
+    for i, entry in enumerate(entries):
+        if "mask" not in entry:
+            continue
+        if "drawn" in entry:
+            masks[i] = read_drawn(stream, entry["shape"], *entry["drawn"])
+        elif "ranked" in entry:
+            masks[i] = read_ranked(stream, entry, base)
+        else:
+            masks[i] = read_mask(stream, entry["shape"])
     return masks, +stream.reads  # without what occurred no times
+
+
+def read_ranked(stream, entry, base):
+    stream.reads["ranked"] += 1
+    k, size = stream.number(), math.prod(entry["shape"])
+    if entry["ranked"]:
+        scores = [word >> 40 for word in philox4x64(*entry["ranked"], size)]
+    else:
+        start = from_source(entry, np.dtype(entry.get("dtype", "float32")), base)
+        scores = np.abs(start.astype("float32")).reshape(-1).tolist()
+    largest = sorted(range(size), key=lambda j: (-scores[j], j))[:k]
+    return np.isin(np.arange(size), largest).reshape(entry["shape"])
 
 
 def axes_of(shape):

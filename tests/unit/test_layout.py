@@ -110,7 +110,16 @@ LAYERS = [
     ["model_state"],
     ["optimizer"],
     ["criteria", "gradients", "initializers", "masks"],
-    ["parameters", "starts", "backend", "_utils", "_keras_private", "_version", "_aliases"],
+    [
+        "parameters",
+        "grids",
+        "starts",
+        "backend",
+        "_utils",
+        "_keras_private",
+        "_version",
+        "_aliases",
+    ],
 ]
 
 

@@ -22,6 +22,7 @@ from keras_freeze.masks.levels import (
     matrix_shape,
     num_bits,
 )
+from keras_freeze.masks.ranked import Ranked, Ranking
 from keras_freeze.storage.coding.entropy import TOTAL, Decoder, Encoder, Histogram
 from keras_freeze.storage.errors import FreezeFileError
 
@@ -32,18 +33,20 @@ _MODE_BITS = 2
 _MOST_BLOCKS = 1 << 16
 
 
-CodedMask = np.ndarray | Draw
-"""A boolean array, True = trained, or what it is drawn by."""
+CodedMask = np.ndarray | Draw | Ranked
+"""A boolean array, True = trained, or what it is drawn by or follows from."""
 
-Key = tuple[int, int] | None
-"""Seed and stream of a mask that is drawn; None for others."""
+Key = tuple[int, int] | Ranking | None
+"""Seed and stream of a mask that is drawn, or the ranking that it follows from; None for others."""
 
 
 def encode_masks(masks: Sequence[CodedMask]) -> bytes:
-    """Encode the masks of variables; the keys of those that are drawn are not part of it."""
+    """Encode the masks of variables; their keys are not part of it."""
     encoder = Encoder()
     for mask in masks:
-        if isinstance(mask, Draw):
+        if isinstance(mask, Ranked):
+            encoder.number(mask.num_trained)
+        elif isinstance(mask, Draw):
             encoder.number(mask.num_trained - 1)
             _encode_levels(encoder, mask.levels)
         else:
@@ -54,7 +57,7 @@ def encode_masks(masks: Sequence[CodedMask]) -> bytes:
 def decode_masks(
     stream: bytes, shapes: Sequence[tuple[int, ...]], keys: Sequence[Key] | None = None
 ) -> list[CodedMask]:
-    """Decode the masks of variables of these shapes; with `keys`, some are drawn.
+    """Decode the masks of variables of these shapes, given the key of each.
 
     Raises:
         FreezeFileError: If `encode_masks` does not write such a stream.
@@ -64,6 +67,8 @@ def decode_masks(
     for shape, key in zip(shapes, keys or [None] * len(shapes), strict=True):
         if key is None:
             masks.append(_decode_mask(decoder, matrix_shape(shape)).reshape(shape))
+        elif isinstance(key, Ranking):
+            masks.append(Ranked(decoder.number(math.prod(shape)), key))
         else:
             num_trained = _decode_num_drawn(decoder, shape)
             levels = tuple(_decode_levels(decoder, matrix_shape(shape)))
@@ -91,6 +96,9 @@ def count_masks(
     decoder = Decoder(stream, "mask")
     counts = []
     for shape, key in zip(map(matrix_shape, shapes), keys or [None] * len(shapes), strict=True):
+        if isinstance(key, Ranking):
+            counts.append(decoder.number(math.prod(shape)))
+            continue
         if key is not None:
             counts.append(_decode_num_drawn(decoder, shape))
             _decode_levels(decoder, shape)
