@@ -14,7 +14,7 @@ from keras import layers
 
 import keras_freeze as kf
 from keras_freeze.initializers.portable import VarianceScaling
-from keras_freeze.storage.container import read_container, write_container
+from keras_freeze.storage.container import DICTIONARIES, read_container, write_container
 
 pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 
@@ -438,6 +438,7 @@ def test_another_generator_is_an_error(tmp_path):
 def test_another_version_of_the_format_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "model.freeze"
     monkeypatch.setattr("keras_freeze.storage.header.Header.version", 3)
+    monkeypatch.setitem(DICTIONARIES, 3, DICTIONARIES[2])
     kf.save(mlp(), path)
     monkeypatch.undo()
     with pytest.raises(kf.FreezeFileError, match="version 3"):

@@ -407,13 +407,14 @@ def test_values_of_a_keras_initializer_are_refused(tmp_path):
         format_reader.read(tmp_path / "a.freeze")
 
 
-def test_the_page_names_the_dictionary_of_the_header():
+@pytest.mark.parametrize("version", list(format_reader.DICTIONARIES))
+def test_the_page_names_the_dictionary_of_the_header(version):
     page = (pathlib.Path(__file__).parents[2] / "docs/file_format.md").read_text(encoding="utf-8")
-    page = " ".join(page.split())
-    dictionary = format_reader.DICTIONARY.read_bytes()
-    assert f"{len(dictionary):,} bytes" in page
-    assert f"`{zlib.adler32(dictionary):08x}`" in page
-    assert f"`{hashlib.sha256(dictionary).hexdigest()}`" in page
+    path = format_reader.DICTIONARIES[version]
+    dictionary = path.read_bytes()
+    cells = (version, f"`{path.name}`", f"{len(dictionary):,}", f"`{zlib.adler32(dictionary):08x}`")
+    digest = hashlib.sha256(dictionary).hexdigest()
+    assert f"| {' | '.join(map(str, cells))} | `{digest}` |" in page
 
 
 @pytest.mark.parametrize("key", [(0, 0), (7, 3), (2**32 - 1, 2**40), (2**64 - 1, 2**64 - 1)])

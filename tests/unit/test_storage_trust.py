@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from file_layout import DICTIONARY, LENGTHS, PREAMBLE, SECTIONS, START, pack, sealed
+from file_layout import DICTIONARIES, LENGTHS, PREAMBLE, SECTIONS, START, pack, sealed
 from helpers import blobs, compiled, dense_model, fit, same_bits, sgd, value_of, values_of
 from keras import layers
 from keras.src.utils import python_utils
@@ -52,11 +52,11 @@ def with_dropout():
     return model
 
 
-def trained(model, **arguments):
+def trained(model, drawn=False, **arguments):
     x, y = blobs()
     optimizer = kf.FreezeOptimizer(sgd(momentum=0.9), freeze_rate=0.75, **arguments)
     compiled(model, optimizer)
-    kf.freeze(model, x, y)
+    kf.freeze(model, x, y, drawn=drawn)
     fit(model, x, y)
     return model
 
@@ -82,6 +82,9 @@ MAKERS = {
     "seeded": lambda path: file_of(path, trained(with_dropout())),
     "delta": make_delta,
     "decayed": make_decayed,
+    # Version 2 of the format.
+    "drawn": lambda path: file_of(path, trained(with_dropout(), drawn=True, grid=0.02)),
+    "ranked": lambda path: file_of(path, trained(with_dropout(), criterion="random", grid=0.3)),
 }
 
 
@@ -105,7 +108,8 @@ def rebuilt(file, header=None, **sections):
     """The file with another header or other sections, all checksums right."""
     content = file.content
     parts = {name: getattr(content, name) for name in SECTIONS[1:]} | sections
-    return sealed(json.dumps(content.header if header is None else header).encode(), **parts)
+    text = json.dumps(content.header if header is None else header).encode()
+    return sealed(text, **parts, version=PREAMBLE.unpack_from(file.data)[1])
 
 
 def assert_refused(path, readers=READERS):
@@ -330,8 +334,8 @@ def variables_of(model):
 
 def assert_as_announced(model, data):
     """Every variable of the model has the checksum that the file gives it."""
-    length = PREAMBLE.unpack_from(data)[3]
-    text = zlib.decompressobj(zdict=DICTIONARY).decompress(data[START : START + length])
+    _, version, _, length, *_ = PREAMBLE.unpack_from(data)
+    text = zlib.decompressobj(zdict=DICTIONARIES[version]).decompress(data[START : START + length])
     records = json.loads(text)["variables"]
     for variable, record in zip(variables_of(model), records, strict=True):
         assert zlib.crc32(value_of(variable).tobytes()) == record["crc32"], record["path"]
@@ -424,9 +428,10 @@ def changed_section(rng, section):
 
 
 @pytest.mark.cases(2)
-def test_other_sections_are_refused_or_harmless(file, path):
+@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+def test_other_sections_are_refused_or_harmless(file, path, number):
     rng = np.random.default_rng(3)
-    for i in range(300):
+    for i in range(number):
         name = SECTIONS[1 + i % 3]
         section = changed_section(rng, getattr(file.content, name))
         data = rebuilt(file, **{name: section})
