@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_freeze._utils.bits import from_bits
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
 from keras_freeze.masks.drawn import Draw
-from keras_freeze.masks.ranked import Ranked
+from keras_freeze.masks.ranked import Ranked, Ranking
+from keras_freeze.starts import SEED
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.coding.masks import decode_masks, encode_masks
 from keras_freeze.storage.container import Container, read_container, write_container
@@ -110,7 +112,7 @@ def read_mask(path: str | os.PathLike[str]) -> tuple[list[PlainEntry], int]:
         header = read_header(container)
         if isinstance(header, Header) and not header.mask_parts:
             raise FreezeFileError("The file holds a model without a freezing mask.")
-        return decode_entries(header, container), header.num_rescued
+        return decode_draws(header, container, _starts_from_seeds(header))[0], header.num_rescued
 
 
 def read_header(container: Container) -> Header | MaskHeader:
@@ -157,6 +159,26 @@ def decode_draws(
     return entries, draws
 
 
+def _starts_from_seeds(header: Header | MaskHeader) -> Callable[[int], np.ndarray] | None:
+    """Return a function as for `decode_draws`; None if masks follow from something else."""
+    if isinstance(header, MaskHeader):
+        return None
+    records = {r.entry.position: r for r in header.records if r.entry is not None}
+    ranked = [r for r in records.values() if r.entry is not None and r.entry.key == Ranking(None)]
+    if any(r.source is None or r.source.kind != SEED for r in ranked):
+        return None
+
+    def start(position: int) -> np.ndarray:
+        from keras_freeze.storage.origin import regenerate  # which needs Keras
+
+        record = records[position]
+        assert record.source is not None
+        (bits,) = regenerate([(record.source, record.shape, record.dtype)], None)
+        return from_bits(bits, record.dtype)
+
+    return start
+
+
 def _ranked(
     ranked: Ranked, part: MaskPart, starts: Callable[[int], np.ndarray] | None
 ) -> np.ndarray:
@@ -164,8 +186,8 @@ def _ranked(
         return ranked.mask(part.shape, None)
     if starts is None:
         raise FreezeFileError(
-            f"The mask of {part.path!r} follows from the weights before training, which are not "
-            "at hand: load the model by `keras_freeze.load`, and use "
+            f"The mask of {part.path!r} follows from the weights before training, and these from a "
+            "base or an initializer of Keras: load the model by `keras_freeze.load`, and use "
             "`keras_freeze.get_mask(model)`."
         )
     return ranked.mask(part.shape, starts(part.position))
