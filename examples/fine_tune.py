@@ -6,8 +6,9 @@
 A network with five outputs learns the digits 0-4. This base is adapted to the digits 5-9, which
 take over its outputs in order: by training all of it, its head only, LoRA factors (Keras's
 `enable_lora`, on every layer that has it) and biases, or the weights that FreezeNet chooses and
-biases. All methods start from the base, head included, and see the same data as often; each has the
-learning rate of Adam that is best for it on the validation data.
+biases; these also with a mask that is drawn and values that are rounded. All methods start from the
+base, head included, and see the same data as often; each has the learning rate of Adam that is best
+for it on the validation data.
 
 The table has what must be sent in float32 (the weights file of the whole network; the bare numbers
 of the head or of LoRA, without a file around them) and as a `.freeze` file on the base. The files
@@ -55,6 +56,7 @@ _LEARNING_RATES = (0.001, 0.005, 0.02)
 _LORA_RANKS = (1, 4)
 _SALIENCY_IMAGES = 1000
 _FLOAT32_BYTES = 4
+_TOLERANCE = 0.03  # by how much the loss may rise when values are rounded, relative to what it is
 
 Data = tuple[np.ndarray, np.ndarray]
 Prepare = Callable[[keras.Model, keras.optimizers.Optimizer], keras.optimizers.Optimizer]
@@ -68,11 +70,13 @@ class Method:
         label: its name in the table.
         stem: its name in the folder.
         prepare: prepares a copy of the base and returns the optimizer to compile it with.
+        is_small: whether the mask is drawn, and the trained values are rounded after training.
     """
 
     label: str
     stem: str
     prepare: Prepare
+    is_small: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,10 @@ def _methods(rates: Sequence[float]) -> list[Method]:
         Method("head only", "head", _train_head),
         *(Method(f"LoRA, rank {rank}", f"lora_{rank}", _with_lora(rank)) for rank in _LORA_RANKS),
         *(Method(f"FreezeNet, q = {q:g}", f"freezenet_{q:g}", _with_freezenet(q)) for q in rates),
+        *(
+            Method(f"the same, small, q = {q:g}", f"small_{q:g}", _with_freezenet(q), is_small=True)
+            for q in rates
+        ),
     ]
 
 
@@ -194,8 +202,11 @@ def _adapt(method: Method, base_file: Path, data: Mapping[str, Data]) -> Adapted
         optimizer = method.prepare(network, keras.optimizers.Adam(learning_rate))
         _compile(network, optimizer, len(images))
         if isinstance(optimizer, kf.FreezeOptimizer):
-            kf.freeze(network, images[:_SALIENCY_IMAGES], labels[:_SALIENCY_IMAGES])
+            first = slice(_SALIENCY_IMAGES)
+            kf.freeze(network, images[first], labels[first], drawn=method.is_small)
         _fit(network, data["train"])
+        if method.is_small:
+            kf.quantize(network, *data["validation"], base=base_file, tolerance=_TOLERANCE)
         accuracy = _accuracy(network, data["validation"])
         _progress(f"  learning rate {learning_rate:g}: {accuracy:.1%} in validation")
         file = base_file.with_name(f"{method.stem}.freeze")

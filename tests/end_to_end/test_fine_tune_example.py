@@ -23,8 +23,10 @@ NUM_TRAINED = {
     "LoRA, rank 4": 4 * NUM_LORA + NUM_BIASES,
     "FreezeNet, q = 0.99": 2657 + NUM_BIASES,
     "FreezeNet, q = 0.999": 265 + NUM_BIASES,
+    "the same, small, q = 0.99": 2657 + NUM_BIASES,
+    "the same, small, q = 0.999": 265 + NUM_BIASES,
 }
-DELTAS = ("full", "head", "freezenet_0.99", "freezenet_0.999")
+DELTAS = ("full", "head", "freezenet_0.99", "freezenet_0.999", "small_0.99")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,9 @@ def test_a_delta_is_a_small_part_of_the_weights_file(finished):
     whole = rows["full fine-tuning"]["float32_bytes"]
     assert rows["FreezeNet, q = 0.99"]["freeze_bytes"] < whole / 50
     assert rows["FreezeNet, q = 0.999"]["freeze_bytes"] < whole / 250
+    for rate in ("0.99", "0.999"):
+        exact, small = (rows[f"{way}, q = {rate}"] for way in ("FreezeNet", "the same, small"))
+        assert small["freeze_bytes"] < exact["freeze_bytes"] / 2
 
 
 def test_progress_names_each_way_and_learning_rate_and_nothing_else_is_on_standard_error(finished):
