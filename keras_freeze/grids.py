@@ -60,6 +60,34 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Bits:
+    """A size for `save(..., values=Bits(per_value))`, which chooses the step of the grid.
+
+    All variables have the same step, the shortest one with which the trained values take no more
+    than so many bits each. The choice looks at no data: `keras_freeze.quantize` does.
+
+    Args:
+        per_value: the mean size of a trained value in the file, in bits, above 0.
+
+    Raises:
+        TypeError: If `per_value` is not a number.
+        ValueError: If it is not finite, or not above 0.
+
+    Example:
+
+    ```python
+    keras_freeze.save(model, "digits.freeze", values=keras_freeze.storage.Bits(3))
+    ```
+    """
+
+    per_value: float
+
+    def __post_init__(self) -> None:
+        checked = check_number("per_value", self.per_value, positive=True)
+        object.__setattr__(self, "per_value", checked)
+
+
+@dataclass(frozen=True)
 class OnGrid:
     """Some values of a variable on a grid.
 

@@ -23,7 +23,7 @@ from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.model_state import ModelOptimizers, check_not_quantized, get_mask
 from keras_freeze.starts import Source
 from keras_freeze.storage.coding.integers import num_bits
-from keras_freeze.storage.grid_values import nearest, origins
+from keras_freeze.storage.grid_values import SCALES, largest_difference, nearest, origins
 from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.saving import sourced_variables, state_of
@@ -34,9 +34,6 @@ _MOST_BATCHES = 64
 
 # Curvatures count as at least this part of their mean.
 _LEAST_CURVATURE = 1e-4
-
-# The steps that are tried: a quarter of an octave apart, from twice the largest difference down.
-_SCALES = 2.0 ** (1 - np.arange(24 * 4) / 4)
 
 _Starts = dict[SavedVariable, tuple[Source, np.ndarray]]
 _Points = dict[SavedVariable, OnGrid]
@@ -227,19 +224,19 @@ def _search(
             "data, the targets and the weights."
         )
     relative = _relative_steps(model, x, y, starts)
-    largest = max(_largest_difference(*item) / relative[item[0]] for item in starts.items()) or 1.0
+    largest = max(largest_difference(*item) / relative[item[0]] for item in starts.items()) or 1.0
 
     with _Values(starts).put_back_at_an_error() as values:
 
         def attempt(number: int) -> tuple[_Points, Mapping[str, float]]:
-            scale = largest * _SCALES[number]
+            scale = largest * SCALES[number]
             # Few digits take fewer bytes in a file.
             grids = {saved: Grid(float(f"{scale * relative[saved]:.2g}")) for saved in starts}
             points = _points(starts, grids)
             values.assign(points)
             return points, _evaluate(model, x, y)
 
-        too_coarse, fine = -1, len(_SCALES) - 1
+        too_coarse, fine = -1, len(SCALES) - 1
         found = attempt(fine)
         if not found[1]["loss"] <= limit:
             raise ValueError(
@@ -278,12 +275,6 @@ def _relative_steps(
         return dict.fromkeys(starts, 1.0)
     curvatures = np.maximum(curvatures / mean, _LEAST_CURVATURE)
     return dict(zip(starts, (curvatures**-0.5).tolist(), strict=True))
-
-
-def _largest_difference(saved: SavedVariable, start: tuple[Source, np.ndarray]) -> float:
-    values = saved.values()[saved.is_stored].astype(np.float64)
-    differences = np.abs(values - start[1].astype(np.float64))
-    return float(differences[np.isfinite(differences)].max(initial=0.0))
 
 
 def _points(starts: _Starts, grids: Mapping[SavedVariable, Grid]) -> _Points:

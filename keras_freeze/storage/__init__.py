@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_freeze.grids import Grid
+    from keras_freeze.grids import Bits, Grid
     from keras_freeze.storage.deltas import apply_delta, remove_delta
     from keras_freeze.storage.errors import FreezeFileError
     from keras_freeze.storage.inspection import Inspection, inspect
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from keras_freeze.storage.saving import save
 
 _MODULES = {
+    "Bits": "grids",
     "FreezeFileError": "storage.errors",
     "Grid": "grids",
     "Inspection": "storage.inspection",
@@ -26,6 +27,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Bits",
     "FreezeFileError",
     "Grid",
     "Inspection",

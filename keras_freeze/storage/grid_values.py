@@ -1,5 +1,6 @@
 """Decide which values of a variable a `.freeze` file stores as integers on a grid."""
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +9,17 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
-from keras_freeze.grids import DTYPES, Grid, OnGrid, Placement, grid_of
+from keras_freeze.grids import DTYPES, Bits, Grid, OnGrid, Placement, grid_of
 from keras_freeze.initializers.of_layers import initializers_of, source_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.origin import guess
 from keras_freeze.storage.sources import SavedVariable, align
+
+SCALES = 2.0 ** (1 - np.arange(24 * 4) / 4)
+"""Steps to try, of the largest difference: a quarter of an octave apart, from twice of it down."""
+
+_Starts = dict[SavedVariable, tuple[Source, np.ndarray]]
 
 # About what is left of values as they are, of which the exponents are coded.
 _SHARE_OF_BITS = 0.8
@@ -66,12 +72,43 @@ def _origin_of_starts(
 
 
 def round_to_grid(
-    model: keras.Model, variables: Sequence[SavedVariable], base: Sequence[Any] | None, grid: Grid
+    model: keras.Model,
+    variables: Sequence[SavedVariable],
+    base: Sequence[Any] | None,
+    grid: Grid | Bits,
 ) -> None:
     """Set `on_grid` of all variables that are trained, except those that have one."""
-    for saved, (origin, starts) in origins(model, variables, base).items():
-        if saved.on_grid is None:
-            saved.on_grid = nearest(saved, grid, origin, starts)
+    starts = {
+        saved: found
+        for saved, found in origins(model, variables, base).items()
+        if saved.on_grid is None
+    }
+    if isinstance(grid, Bits):
+        grid = _grid_of_size(starts, grid)
+    for saved, (origin, values) in starts.items():
+        saved.on_grid = nearest(saved, grid, origin, values)
+
+
+def _grid_of_size(starts: _Starts, size: Bits) -> Grid:
+    """Return the finest grid on which values take so few bits; a coarse one if none does."""
+    largest = max((largest_difference(*item) for item in starts.items()), default=0.0) or 1.0
+    grids = [Grid(float(f"{step:.2g}")) for step in largest * SCALES]
+
+    def is_small(grid: Grid) -> bool:
+        points = [nearest(saved, grid, *found) for saved, found in starts.items()]
+        integers = [point.integers for point in points if point is not None]
+        bits = sum(map(num_bits, integers))
+        return bits <= size.per_value * sum(one.size for one in integers)
+
+    first_large = bisect.bisect_left(grids, True, key=lambda grid: not is_small(grid))
+    return grids[max(first_large - 1, 0)]
+
+
+def largest_difference(saved: SavedVariable, start: tuple[Source, np.ndarray]) -> float:
+    """Return how far the stored values of a variable are from their starts, at most."""
+    values = saved.values()[saved.is_stored].astype(np.float64)
+    differences = np.abs(values - start[1].astype(np.float64))
+    return float(differences[np.isfinite(differences)].max(initial=0.0))
 
 
 def is_possible(saved: SavedVariable) -> bool:

@@ -11,7 +11,7 @@ import keras
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, value_error
-from keras_freeze.grids import Grid
+from keras_freeze.grids import Bits, Grid
 from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
@@ -59,7 +59,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     base: keras.Model | str | os.PathLike[str] | None = None,
-    values: str | Grid = "float32",
+    values: str | Grid | Bits = "float32",
     include_optimizer: bool = False,
     include_frozen: bool = False,
     include_compile: bool = True,
@@ -86,7 +86,8 @@ def save(
             Defaults to `None`.
         values: The dtype in which values of float32 parameters are stored: `"float32"` (exact),
             or rounded to `"float16"` or `"bfloat16"`; or a `keras_freeze.storage.Grid`, to which
-            the trained values of all floating-point parameters are rounded. Values that `quantize`
+            the trained values of all floating-point parameters are rounded, or
+            `keras_freeze.storage.Bits`, a size that chooses it. Values that `quantize` or training
             has put on a grid stay exact. Defaults to `"float32"`.
         include_optimizer: Whether to save the state of the optimizer, so that training continues
             from the file as from the model. Without it, the optimizer of the loaded model starts
@@ -130,7 +131,7 @@ def save(
     )
     find_rankings(variables, settings, base_variables)
     set_grids(model, variables, base_variables)
-    if isinstance(values, Grid):
+    if isinstance(values, (Grid, Bits)):
         round_to_grid(model, variables, base_variables, values)
     if not include_frozen:
         check_explained(variables)
@@ -267,6 +268,7 @@ def _check_arguments(model: Any, path: Any, base: Any, values: Any) -> None:
             "Argument `path` must not be the file of the base, which is needed to load the new "
             f"file. Received: path={os.fspath(path)!r}, base={os.fspath(base)!r}"
         )
-    if not isinstance(values, Grid) and (not isinstance(values, str) or values not in _VALUES):
-        names = ", ".join(map(repr, _VALUES))
-        raise value_error("values", values, f"one of {names}, or a `keras_freeze.storage.Grid`")
+    is_grid = isinstance(values, (Grid, Bits))
+    if not is_grid and (not isinstance(values, str) or values not in _VALUES):
+        accepted = f"one of {', '.join(map(repr, _VALUES))}, or a `keras_freeze.storage.Grid`"
+        raise value_error("values", values, f"{accepted} or `keras_freeze.storage.Bits`")

@@ -21,6 +21,7 @@ from helpers import (
 )
 
 import keras_freeze as kf
+from keras_freeze.storage.container import read_container
 
 
 def trained(model=None, distribution="xavier_normal", steps=3, **arguments):
@@ -162,6 +163,27 @@ def test_a_grid_rounds_what_is_saved_and_not_the_model(tmp_path):
     loaded = kf.load(tmp_path / "model.freeze")
     for a, b in zip(model.variables, loaded.variables, strict=True):
         assert same_bits(value_of(a), value_of(b)), a.path
+
+
+@pytest.mark.parametrize("per_value", [1.5, 3, 6])
+def test_a_size_chooses_the_finest_step_that_fits_into_it(per_value, tmp_path):
+    layers = [keras.Input((6,)), keras.layers.Dense(300, "relu"), keras.layers.Dense(3)]
+    model, _ = trained(keras.Sequential(layers))
+    path, num_values = tmp_path / "model.freeze", kf.report(model).num_trained_parameters
+    kf.save(model, path, values=kf.storage.Bits(per_value))
+    size = 8 * kf.storage.inspect(path).num_bytes["exponents"]
+    (step,) = {entry["grid"] for entry in read_container(path).header["variables"]}
+    assert size <= per_value * num_values + 64  # the coder writes whole words
+    kf.save(model, path, values=kf.storage.Grid(step / 2**0.5))
+    assert 8 * kf.storage.inspect(path).num_bytes["exponents"] > per_value * num_values
+
+
+def test_a_size_that_is_too_small_takes_the_coarsest_step(tmp_path):
+    model, _ = trained()
+    kf.save(model, tmp_path / "model.freeze", values=kf.storage.Bits(0.001))
+    start = kf.get_mask(model)
+    loaded = kf.load(tmp_path / "model.freeze")
+    assert kf.get_mask(loaded) == start
 
 
 TREATMENTS = {

@@ -128,6 +128,7 @@ ARGUMENTS = [
     (quantize, "tolerance", [-0.1, "0.01", None, True, float("nan"), OBJECTS]),
     (quantize_by_step, "step", [0, -1.0, "0.01", True, float("inf"), np.array([0.1]), OBJECTS]),
     (quantize_by_step, "base", [3, ["x"], keras.Model, b"x", OBJECTS]),
+    (kf.storage.Bits, "per_value", [0, -1.0, "3", None, True, float("inf"), OBJECTS]),
     (kf.storage.Grid, "step", [0, -1.0, "0.01", None, True, float("inf"), OBJECTS]),
     (reinitialize, "model", NOT_MODELS),
     (reinitialize, "initializer", NOT_INITIALIZERS),
