@@ -15,8 +15,9 @@ pytestmark = [
 
 
 @each_way
+@pytest.mark.parametrize("grid", [None, 0.05])
 @pytest.mark.parametrize("by", ["Checkpoint", "CheckpointManager"])
-def test_a_checkpoint_that_is_restored_before_the_first_step_is_consumed(by, way, tmp_path):
+def test_a_checkpoint_that_is_restored_before_the_first_step_is_consumed(by, grid, way, tmp_path):
     """And training on is the same bit for bit."""
     tf = pytest.importorskip("tensorflow")
 
@@ -24,7 +25,8 @@ def test_a_checkpoint_that_is_restored_before_the_first_step_is_consumed(by, way
         return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
     def make():
-        return compiled(two_dense_layers(), kf.FreezeOptimizer(keras.optimizers.Adam(), 0.75))
+        inner = keras.optimizers.Adam(0.01)
+        return compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.75, grid=grid))
 
     x, y = blobs()
     model, restored = make(), make()

@@ -148,6 +148,8 @@ TRAINED = {
     "zero, freeze": ("freeze", {"inner": momentum, "frozen_weights": "zero"}),
     "zero, first batch": ("first", {"inner": momentum, "frozen_weights": "zero"}),
     "Adam, freeze": ("freeze", {"inner": lambda: keras.optimizers.Adam(0.01)}),
+    "grid, freeze": ("freeze", {"inner": momentum, "grid": 1e-4}),
+    "grid, first batch": ("first", {"inner": momentum, "grid": 1e-4}),
     "eager, first batch": ("first", {"eager": True}),
     "constraint, first batch": ("first", {"make_model": lambda: network("non_neg")}),
     "loss scaling, first batch": ("first", {"outer": keras.optimizers.LossScaleOptimizer}),
