@@ -25,6 +25,7 @@ FILES = {
     ),
     "version2_drawn": ("37fcd2ff20e5c86fe6718bb5e8e4283aa8026c2845731e996a04f0e8b693dbe6", None),
     "version2_grid": ("016dc4eff442239ce2417923ce8556ac4bb687aeb87b300735d98a5c3887e53b", None),
+    "version2_ranked": ("5692391b23d7f9f4e234e4318752ce21d9647c4a945f5d95b5bd0fe4e0c76608", None),
 }
 
 
