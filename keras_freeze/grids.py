@@ -1,5 +1,6 @@
 """Values on a grid: a start, and an integer number of steps from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,8 @@ class Bits:
     """A size for `save(..., values=Bits(per_value))`, which chooses the step of the grid.
 
     All variables have the same step, the shortest one with which the trained values take no more
-    than so many bits each. The choice looks at no data: `keras_freeze.quantize` does.
+    than so many bits each; of steps a quarter of an octave apart, and not below 2^-23 of the
+    largest difference. The choice looks at no data: `keras_freeze.quantize` does.
 
     Args:
         per_value: the mean size of a trained value in the file, in bits, above 0.
@@ -120,9 +122,9 @@ class Placement:
 
     Attributes:
         grid: the grid.
-        origin: where the starts come from; None if they are given as they are.
+        origin: where the starts come from; None if only the starts are known.
         indices: the flat indices of the entries with these starts; None for all of them.
-        starts: their starts; None if `origin` gives them.
+        starts: their starts; None if only `origin` is known.
     """
 
     grid: Grid
@@ -138,14 +140,31 @@ class Placement:
         return found
 
 
-_remembered: ByVariable[Placement] = ByVariable()
+def may_be_rounded(variable: Any) -> bool:
+    """Return whether a trained variable may have any value, and is not what Keras measures."""
+    is_measured = getattr(variable, "overwrite_with_gradient", False)  # scales of float8
+    return getattr(variable, "constraint", None) is None and not is_measured
+
+
+_MOST_REMEMBERED = 4  # for each variable
+
+_remembered: ByVariable[tuple[Placement, ...]] = ByVariable()
 
 
 def remember_grid(variable: Any, placement: Placement) -> None:
     """Remember that trained values of a variable are on a grid, for a later `save`."""
-    _remembered.set(variable, placement)
+    # An earlier one may be in force again, if its optimizer goes on.
+    before = [one for one in placements_of(variable) if one.grid != placement.grid]
+    _remembered.set(variable, (placement, *before[: _MOST_REMEMBERED - 1]))
 
 
-def grid_of(variable: Any) -> Placement | None:
-    """Return what was remembered; training may have left the grid since."""
-    return _remembered.get(variable)
+def remember_grids(variables: Sequence[Any], placements: Sequence[Placement | None]) -> None:
+    """Do the same for several variables; None is for one without a grid."""
+    for variable, placement in zip(variables, placements, strict=True):
+        if placement is not None:
+            remember_grid(variable, placement)
+
+
+def placements_of(variable: Any) -> tuple[Placement, ...]:
+    """Return what was remembered, the latest first; training may have left the grids since."""
+    return _remembered.get(variable) or ()

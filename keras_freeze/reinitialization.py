@@ -88,8 +88,8 @@ def reinitialize(model: keras.Model, initializer: Any = None, seed: int = 0) -> 
         if id(variable) in holders:
             setattr(*holders[id(variable)], draw)  # `save` looks there for the seed
     for optimizer in optimizers.in_force:
-        optimizer.reset()
         optimizer.remember_starts(model)
+        optimizer.reset()
         if optimizer.frozen_weights == "zero" and optimizer.mask is not None:
             optimizer.zero_frozen_weights()
     if was_restricted:

@@ -160,6 +160,7 @@ def gather(variable: Any, indices: Any) -> Any:
     """Return the entries of a variable or tensor at flat `indices`."""
     flat, indices = jnp.reshape(_tensor(variable), -1), jnp.asarray(_tensor(indices))
     # Without the arithmetic for negative and missing indices: less to compile, for each kernel.
+    # (XLA clamps those that are outside, which `CompactUpdate.disable` sets.)
     return flat.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_freeze._keras_private import public_optimizer_class
 from keras_freeze._utils.validation import (
@@ -20,8 +21,12 @@ from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.grid_training import rounded_step
-from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
+from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, walk
 from keras_freeze.parameters import Parameter, normalize_exclude
+
+_STEPS = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+_ADAFACTOR_EPSILON = 1e-18  # whose square is a float32 number
 
 FROZEN_WEIGHTS = ("keep", "decay", "zero")
 
@@ -65,7 +70,13 @@ def check_grid(grid: float | None, inner: Any) -> None:
 
 
 def _grid_step(grid: Any) -> float | None:
-    return None if grid is None else rounded_step(check_number("grid", grid, positive=True))
+    if grid is None:
+        return None
+    step = rounded_step(check_number("grid", grid, positive=True))
+    smallest, largest = _STEPS
+    if not smallest <= step <= largest:
+        raise value_error("grid", grid, f"a float32 number between {smallest:g} and {largest:g}")
+    return step
 
 
 def check_inner_optimizer(inner: Any) -> Any:
@@ -139,6 +150,27 @@ def warn_of_constraints(
             f"Received: {', '.join(constrained)}",
             stacklevel=3,
         )
+
+
+def warn_of_adafactor(inner: Any, mask: FreezeMask | None) -> None:
+    """Warn of masks with which Adafactor divides zero by zero: a row and a column are frozen."""
+    factored = [
+        one
+        for one in walk(inner)
+        if isinstance(one, keras.optimizers.Adafactor) and one.epsilon_1 < _ADAFACTOR_EPSILON
+    ]
+    if mask is None or not factored:
+        return
+    for entry in mask.entries:
+        trained = entry.trained
+        if trained.ndim >= 2 and not (trained.any(axis=-1).all() or trained.any(axis=-2).all()):
+            warnings.warn(
+                f"In {entry.path!r} a row and a column are frozen whole. There Adafactor divides "
+                "zero by zero, and all that is trained becomes NaN. Use "
+                f"`Adafactor(..., epsilon_1={_ADAFACTOR_EPSILON})`.",
+                stacklevel=3,
+            )
+            return
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {

@@ -59,8 +59,7 @@ class CompactUpdate(Update):
         # By identity: in a layer's call, Keras may substitute the values of variables.
         self._positions = {id(p.variable): p.position for p in parameters}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
-        masked = [p for p, count in enumerate(trained_counts) if count is not None]
-        self._starts = GridStarts(optimizer, parameters, masked)
+        self._starts = GridStarts(optimizer, parameters)
         variables = []
         for p, count in zip(parameters, self.trained_counts, strict=True):
             if count is None or count == p.size:
@@ -151,19 +150,12 @@ class CompactUpdate(Update):
     def replace_mask(self, mask: FreezeMask) -> None:
         chosen = {e.position: e.trained for e in mask.entries}
         for position, indices in self.indices.items():
-            entries = np.flatnonzero(chosen[position])
-            indices.assign(entries.astype("int32"))
-            if position in self.grids:
-                self._start_again(position, entries)
+            indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
+        for position, grid in self.grids.items():
+            entries = np.flatnonzero(chosen[position]) if position in self.indices else None
+            grid.move(entries, self._starts.of(position, entries))
         self.num_rescued = mask.num_rescued
         self._phase = Phase.DECIDED
-
-    def _start_again(self, position: int, entries: np.ndarray) -> None:
-        """Let the entries of another mask begin on the grid."""
-        values = backend.to_numpy(self.parameters[position].variable).reshape(-1)[entries]
-        self._values[position].assign(values)
-        placed = self._starts.place(position, entries, self._values[position])
-        self.grids[position].starts.assign(placed.starts)
 
     def grid_state(self) -> dict[int, np.ndarray]:
         return {position: grid.state(None) for position, grid in self.grids.items()}
@@ -204,7 +196,9 @@ class CompactUpdate(Update):
         changed = [
             (variable, position)
             for gradient, variable, position in step
-            if gradient is not None or (factor is not None and position in self.indices)
+            if gradient is not None
+            or position in self.grids
+            or (factor is not None and position in self.indices)
         ]
         zero = None
         if any(self.parameters[p].size > _LARGE for _, p in changed if p in self.indices):

@@ -59,7 +59,7 @@ class DenseUpdate(Update):
         # Whether the variable `_decided` need not be read from a device again.
         self._is_settled = False
         self._build_inner([p.variable for p in parameters])
-        starts = GridStarts(optimizer, parameters, list(self._masks))
+        starts = GridStarts(optimizer, parameters)
         for p in parameters:
             if starts.covers(p.position):
                 dtype = keras.backend.standardize_dtype(p.variable.dtype)

@@ -18,6 +18,7 @@ from keras_freeze.optimizer.arguments import (
     check_decay,
     check_grid,
     check_inner_optimizer,
+    warn_of_adafactor,
     warn_of_constraints,
 )
 from keras_freeze.optimizer.compact_update import CompactUpdate
@@ -155,6 +156,7 @@ class FreezeOptimizer(MaskedOptimizer):
         if recorder is not None:
             recorder.build(self, variables)
             return
+        check_grid(self.grid, self.inner_optimizer)  # which may have been set since
         parameters = self._checked(variables)
         # While a graph is traced, as in `fit`, values assigned here would be lost with the trace.
         with (
@@ -166,11 +168,12 @@ class FreezeOptimizer(MaskedOptimizer):
             self._find_model([p for p in parameters if p.is_frozen_candidate])
             self.update = make_update(self, parameters)
             super().build(list(variables))
-            self.plan = replace(self.plan, state=None)
+            self.plan = replace(self.plan, state=None, inherits=False)
             self._register()
             # Where the update becomes compact after the first batch, it has warned before that.
             if not isinstance(self.update, CompactUpdate) or not self.update.by_first_batch:
                 warn_of_constraints(parameters, self.frozen_weights, self.mask)
+                warn_of_adafactor(self.inner_optimizer, self.mask)
         model = frozen_variables.model_of(self)
         if model is not None:
             prepare_for_mask(model, self)
@@ -186,7 +189,8 @@ class FreezeOptimizer(MaskedOptimizer):
         frozen_variables.check_agrees(mask, parameters, self.settings)
         scale = frozen_variables.decay_scale_of(variables)
         self.__dict__["_starts"] = frozen_variables.starts_of(variables)
-        self.plan = replace(self.plan, state=State(mask, self.suits_compact(mask), scale))
+        state = State(mask, self.suits_compact(mask), scale)
+        self.plan = replace(self.plan, state=state, inherits=True)
 
     def _find_model(self, candidates: Sequence[Parameter]) -> None:
         """Remember the model, and what its weights were drawn from if the first batch decides."""

@@ -5,6 +5,7 @@ variable gets the point of the grid next to them. A grid is one of differences t
 a `.freeze` file holds an integer for each trained value.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,15 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze._utils.bits import as_bits, from_bits
 from keras_freeze._utils.typing import Variable
-from keras_freeze.grids import DTYPES, Grid, Placement, grid_of, remember_grid
-from keras_freeze.initializers.of_layers import draw, initializers_of, model_in_use, source_of
+from keras_freeze.grids import (
+    DTYPES,
+    Grid,
+    Placement,
+    may_be_rounded,
+    placements_of,
+    remember_grid,
+)
+from keras_freeze.initializers.of_layers import draw, initializers_of, source_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.parameters import Parameter
 from keras_freeze.starts import CONSTANT, Source
@@ -35,24 +43,40 @@ def rounded_step(step: float) -> float:
 
 
 class GridValues:
-    """The trained entries of one variable in full precision.
+    """The trained entries of one variable of a model in full precision.
 
     Args:
+        variable: the variable, which gets the points; a later `save` finds the grid by it.
         step: the distance between two points of the grid.
         values: the variable of an update that the inner optimizer changes.
-        starts: what the entries were before training.
+        indices: the flat indices of the trained entries; None for all.
+        starts: what these entries were before training.
 
     Attributes:
         values: the same.
         starts: a variable.
     """
 
-    def __init__(self, step: float, values: Variable, starts: np.ndarray) -> None:
+    def __init__(
+        self,
+        variable: Variable,
+        step: float,
+        values: Variable,
+        indices: np.ndarray | None,
+        starts: np.ndarray,
+    ) -> None:
+        self._variable = variable
         self._step = step
+        self._indices = indices
         self.values = values
         self.starts = keras.Variable(
             starts, dtype=values.dtype, name="grid_starts", trainable=False
         )
+        self._remember(starts)
+
+    def _remember(self, starts: np.ndarray) -> None:
+        placement = Placement(Grid(self._step), None, self._indices, starts.reshape(-1))
+        remember_grid(self._variable, placement)
 
     @property
     def variables(self) -> list[Variable]:
@@ -72,10 +96,13 @@ class GridValues:
         """Take over what someone has assigned to the variable, whose entries are `current`."""
         self.values.assign(backend.where(current == self.points(), self.values, current))
 
-    def reset(self, values: Any, starts: np.ndarray) -> None:
-        """Set values and starts of other entries."""
-        self.values.assign(values)
+    def move(self, indices: np.ndarray | None, starts: np.ndarray) -> None:
+        """Stand for other entries, as many (None: all), with the values that the variable has."""
+        self._indices = indices
+        values = backend.to_numpy(self._variable)
+        self.values.assign(values if indices is None else values.reshape(-1)[indices])
         self.starts.assign(starts)
+        self._remember(starts)
 
     def state(self, trained: np.ndarray | None) -> np.ndarray:
         """Return values and starts of the entries that are trained (None: all) as bit patterns."""
@@ -92,6 +119,7 @@ class GridValues:
             chosen = slice(None) if trained is None else trained.reshape(-1)
             array.reshape(-1)[chosen] = from_bits(np.ascontiguousarray(bits), dtype)
             variable.assign(array)
+        self._remember(backend.to_numpy(self.starts))
 
 
 class GridStarts:
@@ -100,25 +128,21 @@ class GridStarts:
     Args:
         optimizer: the FreezeOptimizer that is being built.
         parameters: its variables.
-        masked: the positions of those that have a mask.
     """
 
-    def __init__(
-        self, optimizer: "FreezeOptimizer", parameters: Sequence[Parameter], masked: Sequence[int]
-    ) -> None:
+    def __init__(self, optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -> None:
         self._step = optimizer.grid
         self._parameters = parameters
-        model = frozen_variables.model_of(optimizer)
-        if model is None:
-            model = model_in_use([p.variable for p in parameters])
         self._drawn_from = {p: start.source for p, start in optimizer.starts.items()}
+        # Where another optimizer has decided the mask, biases may have been trained since.
         self._initializers: dict[int, Source] = {}
-        # A network that is not drawn from seeds is a pretrained one: what it has is its start.
-        if model is not None and masked and self._drawn_from.keys() >= set(masked):
+        model = frozen_variables.model_of(optimizer)
+        if model is not None and optimizer.plan.inherits:
             held = initializers_of(model)
+            others = [p for p in parameters if not p.is_frozen_candidate and not p.excluded]
             sources = {
                 p.position: source_of(*held[id(p.variable)])
-                for p in parameters
+                for p in others
                 if id(p.variable) in held
             }
             self._initializers = {p: source for p, source in sources.items() if source}
@@ -127,37 +151,33 @@ class GridStarts:
         """Return whether a variable is trained on the grid."""
         variable = self._parameters[position].variable
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        is_free = getattr(variable, "constraint", None) is None
-        return self._step is not None and dtype in DTYPES and is_free
+        return self._step is not None and dtype in DTYPES and may_be_rounded(variable)
 
     def place(self, position: int, indices: np.ndarray | None, values: Variable) -> GridValues:
         """Return the `GridValues` of the entries at flat `indices`; None for all of them.
 
-        `values` is the variable that the inner optimizer updates. A later `save` finds the grid.
+        `values` is the variable that the inner optimizer updates.
         """
         assert self._step is not None
-        chosen = self.of(position)
-        chosen = chosen if indices is None else chosen.reshape(-1)[indices]
-        placement = Placement(Grid(self._step), None, indices, chosen.reshape(-1))
-        remember_grid(self._parameters[position].variable, placement)
-        return GridValues(self._step, values, chosen)
+        variable = self._parameters[position].variable
+        return GridValues(variable, self._step, values, indices, self.of(position, indices))
 
-    def of(self, position: int) -> np.ndarray:
-        """Return the starts of all entries of a variable."""
+    def of(self, position: int, indices: np.ndarray | None) -> np.ndarray:
+        """Return the starts of the entries of a variable at flat `indices` (None: all)."""
         variable = self._parameters[position].variable
         values = backend.to_numpy(variable)
-        placement = grid_of(variable)
-        candidates = (
-            _drawn(self._drawn_from.get(position), values),
-            None if placement is None else _placed(placement, values),
-            _drawn(self._initializers.get(position), values),
+        candidates = itertools.chain(
+            [_drawn(self._drawn_from.get(position), values)],
+            (_placed(placement, values) for placement in placements_of(variable)),
+            [_drawn(self._initializers.get(position), values)],
         )
-        return next((starts for starts in candidates if starts is not None), values)
+        found = next((starts for starts in candidates if starts is not None), values)
+        return found if indices is None else found.reshape(-1)[indices]
 
 
 def _placed(placement: Placement, values: np.ndarray) -> np.ndarray | None:
     """Return the starts that were remembered, unless other values have been assigned since."""
-    if placement.origin is not None:
+    if placement.starts is None:
         return _drawn(placement.origin, values)
     starts = placement.all_starts(values)
     steps = placement.grid.nearest(values, starts)

@@ -111,12 +111,13 @@ class MaskedOptimizer(DelegatingOptimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """The state: the variables of the mask, then those of the inner optimizer."""
-        return [*self.mask_variables, *self.inner_optimizer.variables]
+        """The state: the variables of the mask, of the grid, and of the inner optimizer."""
+        grid = [] if self.update is None else self.update.grid_variables
+        return [*self.mask_variables, *grid, *self.inner_optimizer.variables]
 
     @property
     def mask_variables(self) -> list[Any]:
-        """The variables that follow from `state`: those of the mask, and FreezeNet-WD's scalar."""
+        """The variables that follow from the mask, and FreezeNet-WD's scalar."""
         return [*self._traces.markers, *([] if self.update is None else self.update.variables)]
 
     def suits_compact(self, mask: FreezeMask) -> bool:
@@ -398,7 +399,8 @@ class MaskedOptimizer(DelegatingOptimizer):
             return children
         # A SavedModel needs all that its functions read.
         compact = self.compact_update
-        read = [v.value for v in (self._traces.variable, *self.mask_variables)]
+        grid = [] if self.update is None else self.update.grid_variables
+        read = [v.value for v in (self._traces.variable, *self.mask_variables, *grid)]
         if compact is not None:
             read += [vector.value for vector in compact.vectors]
             read += [v for block in compact.blocks.values() for v in block.variables]

@@ -63,11 +63,13 @@ class BuildPlan:
         trained_counts: from a configuration, how many entries of each variable are trained; None
             for a variable that has no mask. Valid until a state replaces it.
         is_from_config: whether the optimizer was made from a configuration.
+        inherits: whether `state` is that of another FreezeOptimizer, which has decided it.
     """
 
     state: State | None = None
     trained_counts: tuple[int | None, ...] | None = None
     is_from_config: bool = False
+    inherits: bool = False
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:

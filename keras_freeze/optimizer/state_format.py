@@ -150,7 +150,7 @@ def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, l
     state = read_state(store)
     if state.mask is None:
         return state, []
-    entries, lost, starts = [], [], {}
+    entries, lost, positions = [], [], {}
     for entry in state.mask.entries:
         fitting = [
             p
@@ -160,13 +160,15 @@ def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, l
         if len(fitting) == 1:
             (p,) = fitting
             entries.append(MaskEntry(p.position, p.path, entry.trained, entry.is_weight))
-            if entry.position in state.starts:
-                starts[p.position] = state.starts[entry.position]
+            positions[entry.position] = p.position
         else:
             lost.append(entry.path)
-    if len({e.position for e in entries}) < len(entries):
-        return replace(state, mask=FreezeMask([]), starts={}), list(state.mask.paths)
-    return replace(state, mask=FreezeMask(entries), starts=starts), lost
+    if len(set(positions.values())) < len(entries):
+        return replace(state, mask=FreezeMask([]), starts={}, grid={}), list(state.mask.paths)
+    # Of variables that are trained whole nothing says which they are now.
+    starts = {new: state.starts[old] for old, new in positions.items() if old in state.starts}
+    grid = {new: state.grid[old] for old, new in positions.items() if old in state.grid}
+    return replace(state, mask=FreezeMask(entries), starts=starts, grid=grid), lost
 
 
 def skip_loading_once(optimizer: Any) -> None:

@@ -70,9 +70,13 @@ class Update:
 
     @property
     def variables(self) -> list[Any]:
-        """The variables of the update itself."""
-        scale = [] if self.decay_scale is None else [self.decay_scale]
-        return scale + [v for grid in self.grids.values() for v in grid.variables]
+        """The variables that follow from the state, except those of `grids`."""
+        return [] if self.decay_scale is None else [self.decay_scale]
+
+    @property
+    def grid_variables(self) -> list[Any]:
+        """The values in full precision, and the starts, of what is trained on a grid."""
+        return [v for grid in self.grids.values() for v in grid.variables]
 
     @property
     def phase(self) -> Phase:

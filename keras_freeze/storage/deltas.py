@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze.grids import Placement, remember_grid
+from keras_freeze.grids import remember_grids
 from keras_freeze.parameters import path_of
 from keras_freeze.starts import BASE
 from keras_freeze.storage.container import read_container
@@ -117,9 +117,7 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
         if places.size:
             replaced.append(_Replaced(index, places, before[places], bits[places]))
             set_bits(variable, bits, dtype_of(variable))
-        record = header.records[index]
-        if record.grid is not None:
-            remember_grid(variable, Placement(record.grid, record.starts_from))
+    remember_grids(variables, values.placements)
     finish_loading(model)
     _applied[model] = _Applied(os.fspath(path), container.digest, replaced)
 

@@ -1,6 +1,8 @@
 """Decide which values of a variable a `.freeze` file stores as integers on a grid."""
 
 import bisect
+import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +11,12 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
-from keras_freeze.grids import DTYPES, Bits, Grid, OnGrid, Placement, grid_of
+from keras_freeze.grids import DTYPES, Bits, Grid, OnGrid, Placement, may_be_rounded, placements_of
 from keras_freeze.initializers.of_layers import initializers_of, source_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.origin import guess
-from keras_freeze.storage.sources import SavedVariable, align
+from keras_freeze.storage.sources import SavedVariable, align, paths_of
 
 SCALES = 2.0 ** (1 - np.arange(24 * 4) / 4)
 """Steps to try, of the largest difference: a quarter of an octave apart, from twice of it down."""
@@ -35,23 +37,56 @@ def set_grids(
         variables: its variables, whose sources are known.
         base: the variables of the base, or None.
     """
-    placed = {s: placement for s in variables if (placement := grid_of(s.variable)) is not None}
+    lost = []
+    placed = {saved: placements_of(saved.variable) for saved in variables}
+    placed = {saved: placements for saved, placements in placed.items() if placements}
     candidates = _candidates(model, variables, base) if placed else {}
-    for saved, placement in placed.items():
-        if saved not in candidates:
-            continue
-        origin = placement.origin
-        if origin is None:
-            origin = _origin_of_starts(saved, placement, candidates[saved], base)
-        starts = None if origin is None else _starts(saved, origin, base)
-        if origin is None or starts is None:
-            continue
-        on_grid = nearest(saved, placement.grid, origin, starts)
-        if on_grid is None or not np.array_equal(on_grid.bits, saved.bits[saved.is_stored]):
-            continue
-        # On a very fine grid, the values as they are take fewer bits.
-        if num_bits(on_grid.integers) < _SHARE_OF_BITS * 8 * on_grid.bits.nbytes:
-            saved.on_grid = on_grid
+    for saved, placements in placed.items():
+        if saved in candidates:
+            found = (_points(saved, one, candidates[saved], base) for one in placements)
+            saved.on_grid = next((points for points in found if points is not None), None)
+            if saved.on_grid is None and any(_is_on(saved, one) for one in placements):
+                lost.append(saved)
+    if lost:
+        warnings.warn(
+            f"The values of {paths_of(lost)} are on a grid, but the file has to store them as they "
+            "are, since it cannot say where they started. For a smaller file, initialize such "
+            "layers by `keras_freeze.initializers` or `keras_freeze.reinitialize` before training, "
+            "or pass the network that was trained on as `base`.",
+            stacklevel=3,
+        )
+
+
+def _is_on(saved: SavedVariable, placement: Placement) -> bool:
+    """Return whether the stored values are on a grid whose starts only this process knows."""
+    if placement.starts is None or placement.origin is not None:
+        return False
+    starts = placement.all_starts(saved.values())[saved.is_stored]
+    points = nearest(saved, placement.grid, Source(CONSTANT), starts)
+    if points is None or not points.integers.any():
+        return False
+    return np.array_equal(points.bits, saved.bits[saved.is_stored])
+
+
+def _points(
+    saved: SavedVariable,
+    placement: Placement,
+    candidates: Sequence[Source],
+    base: Sequence[Any] | None,
+) -> OnGrid | None:
+    """Return the stored values as points of a grid; None if they are not, or take fewer bits."""
+    origin = placement.origin
+    if origin is None:
+        origin = _origin_of_starts(saved, placement, candidates, base)
+    starts = None if origin is None else _starts(saved, origin, base)
+    if origin is None or starts is None:
+        return None
+    points = nearest(saved, placement.grid, origin, starts)
+    if points is None or not np.array_equal(points.bits, saved.bits[saved.is_stored]):
+        return None
+    # On a very fine grid, the values as they are take fewer bits.
+    is_small = num_bits(points.integers) < _SHARE_OF_BITS * 8 * points.bits.nbytes
+    return points if is_small else None
 
 
 def _origin_of_starts(
@@ -92,10 +127,13 @@ def round_to_grid(
 def _grid_of_size(starts: _Starts, size: Bits) -> Grid:
     """Return the finest grid on which values take so few bits; a coarse one if none does."""
     largest = max((largest_difference(*item) for item in starts.items()), default=0.0) or 1.0
-    grids = [Grid(float(f"{step:.2g}")) for step in largest * SCALES]
+    with np.errstate(over="ignore"):
+        steps = [float(f"{step:.2g}") for step in largest * SCALES]
+    grids = [Grid(step) for step in steps if 0.0 < step < math.inf]
 
     def is_small(grid: Grid) -> bool:
-        points = [nearest(saved, grid, *found) for saved, found in starts.items()]
+        with np.errstate(over="ignore"):
+            points = [nearest(saved, grid, *found) for saved, found in starts.items()]
         integers = [point.integers for point in points if point is not None]
         bits = sum(map(num_bits, integers))
         return bits <= size.per_value * sum(one.size for one in integers)
@@ -118,7 +156,7 @@ def is_possible(saved: SavedVariable) -> bool:
     dtype = numpy_dtype(saved.dtype)
     if backend.held_dtype(dtype) != dtype:  # JAX would round the points
         return False
-    if getattr(saved.variable, "constraint", None) is not None:  # may not allow the nearest point
+    if not may_be_rounded(saved.variable):
         return False
     if saved.source is not None:
         return saved.entry is not None

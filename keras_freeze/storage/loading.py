@@ -8,7 +8,7 @@ import keras
 
 from keras_freeze._utils.text import printable, printable_cause
 from keras_freeze._utils.validation import check_bool, check_int, type_error
-from keras_freeze.grids import Placement, remember_grid
+from keras_freeze.grids import remember_grids
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.drawn import remember_draw
@@ -121,8 +121,7 @@ def _load(
     values = restored(header, container, base)
     for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
         set_bits(variable, bits, record.dtype)
-        if record.grid is not None:
-            remember_grid(variable, Placement(record.grid, record.starts_from))
+    remember_grids(variables, values.placements)
     finish_loading(model)
     _keep_initializers(model, variables, header.records)
     _restore_optimizer(model, header, values)

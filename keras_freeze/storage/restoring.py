@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_freeze import initializers
 from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze.grids import Placement
 from keras_freeze.initializers.of_layers import start_of, versions
 from keras_freeze.masks.drawn import Draw
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -36,6 +37,7 @@ class Values:
         bits: The values of each variable of the model, as bit patterns.
         mask: The freezing mask; None if there is none.
         starts: What the initial values of variables with a mask were drawn from, by position.
+        placements: The grid of each variable of the model, with the starts; None without one.
         draws: What masks of variables were drawn by, by position; only of those that are drawn.
         optimizer: An iterator over the values of each variable of the optimizer, as bit patterns.
     """
@@ -43,6 +45,7 @@ class Values:
     bits: list[np.ndarray]
     mask: FreezeMask | None
     starts: dict[int, Start]
+    placements: list[Placement | None]
     draws: dict[int, Draw]
     optimizer: Iterator[np.ndarray]
 
@@ -66,11 +69,15 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     sourced = iter(given)
     values: list[np.ndarray] = []
     starts: dict[int, Start] = {}
+    placements: list[Placement | None] = []
     for record, chosen, bits in zip(header.records, masks, stored, strict=True):
         rest = None if record.source is None else next(sourced)
+        placement = None
         if record.grid is not None:
             origin = rest if record.origin is None else next(sourced)
-            bits = _from_grid(record, origin, chosen, bits)
+            placement, first = _placement(record, origin, chosen)
+            bits = as_bits(record.grid.values(first, bits))
+        placements.append(placement)
         if rest is not None and record.source is not None:
             if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
                 start = start_of(record.source, rest, header.versions)
@@ -83,7 +90,7 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         if checksum(bits) != record.checksum:
             raise _mismatch(header, record)
         values.append(bits)
-    return Values(values, mask, starts, draws, optimizer)
+    return Values(values, mask, starts, placements, draws, optimizer)
 
 
 def _starts(header: Header, given: Sequence[np.ndarray]) -> Callable[[int], np.ndarray]:
@@ -100,26 +107,26 @@ def _starts(header: Header, given: Sequence[np.ndarray]) -> Callable[[int], np.n
     return lambda position: from_bits(*first[position])
 
 
-def _from_grid(
-    record: VariableRecord,
-    starts: np.ndarray | None,
-    chosen: np.ndarray | None,
-    integers: np.ndarray,
-) -> np.ndarray:
-    """Return values on a grid as bit patterns.
+def _placement(
+    record: VariableRecord, starts: np.ndarray | None, chosen: np.ndarray | None
+) -> tuple[Placement, np.ndarray]:
+    """Return the grid of a variable, and the starts of the values that are stored.
 
     Args:
         record: the variable.
         starts: the starts of all of its values as bit patterns; None for zeros.
-        chosen: which of them are stored; None for all.
-        integers: the integers in the file.
+        chosen: which of them its mask trains; None without a mask.
     """
     assert record.grid is not None
     if starts is None:
         starts = np.zeros(record.size, f"u{WIDTHS[record.dtype]}")
+    indices = None
     if record.source is not None and chosen is not None:
-        starts = starts[chosen]
-    return as_bits(record.grid.values(from_bits(starts, record.dtype), integers))
+        indices = np.flatnonzero(chosen)
+        starts = starts[indices]
+    # A copy: mask and values are put into what the source has given.
+    values = from_bits(starts.copy(), record.dtype)
+    return Placement(record.grid, record.starts_from, indices, values), values
 
 
 def check_variables(header: Header, variables: Sequence[Any]) -> None:

@@ -285,3 +285,176 @@ def test_a_loss_is_what_the_rounded_model_has():
     fit(model, x, y, epochs=4, batch_size=16)
     found = keras.ops.convert_to_numpy(crossentropy()(y, model(x)))
     assert model.evaluate(x, y, batch_size=48, verbose=0)[0] == pytest.approx(found, rel=1e-5)
+
+
+def stored_as_they_are(model, path, **arguments):
+    """How many bytes of values a file has that are not integers; after a look at what it loads."""
+    kf.save(model, path, **arguments)
+    loaded = kf.load(path, base=arguments.get("base"))
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+    return kf.storage.inspect(path).num_bytes["mantissas"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.freeze"
+
+
+def test_reinitialized_weights_start_anew(path):
+    x, y = blobs()
+    model, _ = on_grid(seeded(two_dense_layers()))
+    fit(model, x, y, epochs=2, batch_size=16)
+    kf.reinitialize(model, "kaiming_uniform", seed=5)
+    start = values_of(model.variables)
+    fit(model, x, y, epochs=2, batch_size=16)
+    assert_on_grid(model, start)
+    assert stored_as_they_are(model, path) == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_freeze_file_with_the_optimizer_resumes_bit_for_bit(strategy, path):
+    x, y = blobs()
+    model, _ = on_grid(seeded(two_dense_layers()), strategy)
+    fit(model, x, y, epochs=2, batch_size=16)
+    kf.save(model, path, include_optimizer=True)
+    loaded = kf.load(path)
+    for each in (model, loaded):
+        fit(each, x, y, epochs=2, batch_size=16)
+    for a, b in zip(model.variables, loaded.variables, strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+def test_a_loaded_model_that_trains_on_is_saved_as_integers(path, tmp_path):
+    x, y = blobs()
+    model, start = on_grid(seeded(two_dense_layers()))
+    fit(model, x, y, epochs=2, batch_size=16)
+    model.save(tmp_path / "model.keras")
+    kf.save(model, path)
+    for loaded in (keras.models.load_model(tmp_path / "model.keras"), kf.load(path)):
+        fit(loaded, x, y, batch_size=16)
+        assert_on_grid(loaded, start)
+        assert stored_as_they_are(loaded, path) == 0
+
+
+def test_a_loaded_delta_that_trains_on_is_saved_as_integers(path, tmp_path):
+    x, y = blobs()
+    base = compiled(seeded(two_dense_layers()), keras.optimizers.Adam(0.01))
+    fit(base, x, y, epochs=2)
+    base.save(tmp_path / "base.keras")
+    model = keras.models.load_model(tmp_path / "base.keras", compile=False)
+    on_grid(model)
+    fit(model, x, y, epochs=2, batch_size=16)
+    assert stored_as_they_are(model, path, base=base) == 0
+    loaded = kf.load(path, base=base)
+    compiled(loaded, kf.FreezeOptimizer(sgd(momentum=0.9), 0.75, grid=0.03))
+    fit(loaded, x, y, epochs=2, batch_size=16)
+    assert_on_grid(loaded, values_of(base.variables), loaded.optimizer.grid)
+    assert stored_as_they_are(loaded, path, base=base) == 0
+
+
+@pytest.mark.filterwarnings("ignore:The model's trainable variables:UserWarning")
+def test_a_layer_that_is_no_longer_trained_does_not_mix_up_the_others(tmp_path):
+    layers = [keras.layers.Dense(6, "tanh", name=name) for name in ("first", "second", "third")]
+    model = seeded(keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)]))
+    x, y = blobs()
+    on_grid(model, inner=sgd(0.3))
+    fit(model, x, y, epochs=2, batch_size=16)
+    layers[0].trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.optimizer.learning_rate = 0.0
+    before = values_of(loaded.variables)
+    fit(loaded, x, y, batch_size=16)
+    assert all(map(same_bits, before, values_of(loaded.variables)))
+
+
+def test_values_that_were_assigned_before_training_are_the_start():
+    """Also of what has no mask, and whatever its initializer says."""
+    x, y = blobs()
+    model = seeded(two_dense_layers())
+    head = model.layers[-1]
+    head.bias.assign([0.3, -0.2, 1.1])
+    head.kernel.assign(np.full((8, 3), 0.4, "float32"))
+    before = values_of(model.variables)
+    compiled(model, kf.FreezeOptimizer(sgd(1e-9), 0.75, grid=1.0, exclude=["head"]))
+    kf.freeze(model, x, y)
+    fit(model, x, y)
+    assert all(map(same_bits, before, values_of(model.variables)))
+
+
+def test_the_grid_of_the_optimizer_holds_again_after_another_one(path):
+    x, y = blobs()
+    model, start = on_grid(seeded(two_dense_layers()))
+    fit(model, x, y, epochs=2, batch_size=16)
+    kf.quantize(model, step=0.07)
+    assert stored_as_they_are(model, path) == 0
+    fit(model, x, y, batch_size=16)
+    assert_on_grid(model, start)
+    assert stored_as_they_are(model, path) == 0
+
+
+def test_a_variable_without_a_gradient_is_on_the_grid_as_well():
+    x, y = blobs()
+    model, start = on_grid(seeded(two_dense_layers()))
+    fit(model, x, y)
+    bias = model.layers[0].bias
+    bias.assign(np.linspace(0, 1, 8))
+    gradients = [None if v is bias else keras.ops.zeros(v.shape) for v in model.trainable_variables]
+    model.optimizer.apply(gradients, model.trainable_variables)
+    assert same_bits(value_of(bias), points_by_hand(np.linspace(0, 1, 8), start[1], STEP))
+
+
+@pytest.mark.filterwarnings("ignore:The file stores the seeds of Keras:UserWarning")
+def test_a_warning_names_what_cannot_be_stored_as_integers(path):
+    x, y = blobs()
+    model = two_dense_layers()
+    compiled(model, kf.FreezeOptimizer(sgd(), 0.75, grid=0.02, exclude=["head"]))
+    kf.freeze(model, x, y)
+    fit(model, x, y, epochs=3, batch_size=16)
+    with pytest.warns(UserWarning, match="head/kernel.* are on a grid, but"):
+        assert stored_as_they_are(model, path) > 0
+
+
+@pytest.mark.parametrize("grid", [1e-46, 1e-40, 1e39])
+def test_steps_that_float32_does_not_have_are_refused(grid):
+    with pytest.raises(ValueError, match="`grid` must be a float32 number"):
+        kf.FreezeOptimizer("sgd", grid=grid)
+
+
+def test_averages_are_refused_where_the_grid_is_set_later():
+    model = two_dense_layers()
+    optimizer = kf.FreezeOptimizer(keras.optimizers.SGD(use_ema=True))
+    optimizer.grid = 0.1
+    compiled(model, optimizer)
+    with pytest.raises(ValueError, match="use_ema"):
+        kf.freeze(model, *blobs())
+    assert not optimizer.built
+
+
+def test_scales_of_float8_layers_are_measured_and_not_rounded():
+    x, y = blobs()
+    found = []
+    for grid in (None, 1e-6):
+        model = seeded(two_dense_layers())
+        model.quantize("float8")
+        on_grid(model, grid=grid, inner=sgd(1e-9))
+        fit(model, x, y, epochs=2)
+        scales = [v for v in model.variables if getattr(v, "overwrite_with_gradient", False)]
+        assert scales
+        found.append(values_of(scales))
+    for without, with_grid in zip(*found, strict=True):
+        np.testing.assert_allclose(without, with_grid, rtol=1e-3)
+
+
+def test_adafactor_warns_of_rows_and_columns_that_are_frozen():
+    x, y = blobs()
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(40), keras.layers.Dense(3)])
+    compiled(model, kf.FreezeOptimizer(keras.optimizers.Adafactor(0.01), 0.97))
+    with pytest.warns(UserWarning, match="epsilon_1=1e-18"):
+        kf.freeze(model, x, y)
+    inner = keras.optimizers.Adafactor(0.01, epsilon_1=1e-18)
+    compiled(model, kf.FreezeOptimizer(inner, 0.97))
+    kf.freeze(model, x, y, overwrite=True)
+    fit(model, x, y, epochs=3)
+    assert all(np.isfinite(value).all() for value in values_of(model.variables))
