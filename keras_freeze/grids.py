@@ -1,13 +1,10 @@
 """Values on a grid: a start, and an integer number of steps from it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from keras_freeze._utils.bits import as_bits
-from keras_freeze._utils.by_variable import ByVariable
 from keras_freeze._utils.validation import check_number
 from keras_freeze.starts import CONSTANT, Source
 
@@ -64,9 +61,10 @@ class Grid:
 class Bits:
     """A size for `save(..., values=Bits(per_value))`, which chooses the step of the grid.
 
-    All variables have the same step, the shortest one with which the trained values take no more
-    than so many bits each; of steps a quarter of an octave apart, and not below 2^-23 of the
-    largest difference. The choice looks at no data: `keras_freeze.quantize` does.
+    All variables have the same step. Steps from twice the largest difference down to 2^-23 of it
+    are tried, each 2^(1/4) times the next, and the shortest is taken with which the trained values
+    need no more than so many bits each; the longest if none does. Values that are on a grid already
+    do not count, nor do mask and header. The choice looks at no data: `keras_freeze.quantize` does.
 
     Args:
         per_value: the mean size of a trained value in the file, in bits, above 0.
@@ -114,57 +112,3 @@ class OnGrid:
 def default_origin(source: Source | None) -> Source:
     """Return where starts come from, unless a file says so, of a variable with this source."""
     return Source(CONSTANT) if source is None else source
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The grid that a variable's trained values are on, and where they started.
-
-    Attributes:
-        grid: the grid.
-        origin: where the starts come from; None if only the starts are known.
-        indices: the flat indices of the entries with these starts; None for all of them.
-        starts: their starts; None if only `origin` is known.
-    """
-
-    grid: Grid
-    origin: Source | None = None
-    indices: np.ndarray | None = None
-    starts: np.ndarray | None = None
-
-    def all_starts(self, values: np.ndarray) -> np.ndarray:
-        """Return the given starts of a whole variable, in which all other values are their own."""
-        assert self.starts is not None
-        found = values.copy()
-        found.reshape(-1)[slice(None) if self.indices is None else self.indices] = self.starts
-        return found
-
-
-def may_be_rounded(variable: Any) -> bool:
-    """Return whether a trained variable may have any value, and is not what Keras measures."""
-    is_measured = getattr(variable, "overwrite_with_gradient", False)  # scales of float8
-    return getattr(variable, "constraint", None) is None and not is_measured
-
-
-_MOST_REMEMBERED = 4  # for each variable
-
-_remembered: ByVariable[tuple[Placement, ...]] = ByVariable()
-
-
-def remember_grid(variable: Any, placement: Placement) -> None:
-    """Remember that trained values of a variable are on a grid, for a later `save`."""
-    # An earlier one may be in force again, if its optimizer goes on.
-    before = [one for one in placements_of(variable) if one.grid != placement.grid]
-    _remembered.set(variable, (placement, *before[: _MOST_REMEMBERED - 1]))
-
-
-def remember_grids(variables: Sequence[Any], placements: Sequence[Placement | None]) -> None:
-    """Do the same for several variables; None is for one without a grid."""
-    for variable, placement in zip(variables, placements, strict=True):
-        if placement is not None:
-            remember_grid(variable, placement)
-
-
-def placements_of(variable: Any) -> tuple[Placement, ...]:
-    """Return what was remembered, the latest first; training may have left the grids since."""
-    return _remembered.get(variable) or ()

@@ -18,9 +18,10 @@ from keras_freeze.gradients.data import Passes, check_readable_again
 from keras_freeze.gradients.flow import FlowMeter
 from keras_freeze.gradients.loss import evaluate
 from keras_freeze.gradients.preserve import attributes_kept, state_kept
-from keras_freeze.grids import Grid, OnGrid, Placement, remember_grid
+from keras_freeze.grids import Grid, OnGrid
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.model_state import ModelOptimizers, check_not_quantized, get_mask
+from keras_freeze.placements import Placement, remember_grid
 from keras_freeze.starts import Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.grid_values import SCALES, largest_difference, nearest, origins

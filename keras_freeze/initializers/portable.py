@@ -373,8 +373,9 @@ def _float32_below(bound: float) -> float:
 
 
 def _length(shape: tuple[int, ...], axes: Sequence[int]) -> int:
-    if any(not -len(shape) <= axis < len(shape) for axis in axes):
-        raise ValueError(f"The shape {shape} has no axes {list(axes)}.")
+    is_short = len(axes) <= len(shape)  # before all are looked at: they may come from a file
+    if not is_short or any(not -len(shape) <= axis < len(shape) for axis in axes):
+        raise ValueError(f"The shape {shape} has no axes {list(axes)[:32]}.")
     return math.prod(shape[axis] for axis in axes)
 
 

@@ -327,7 +327,8 @@ class FreezeMask:
         Raises:
             FileNotFoundError: If there is no such file.
             FreezeFileError: If the file holds no mask, is of another version, cut short or
-                damaged. A subclass of `ValueError`.
+                damaged, or if the mask follows from the weights of a base. A subclass of
+                `ValueError`.
             TypeError: If `path` is not a path.
 
         Example:

@@ -49,7 +49,8 @@ class Ranked:
             scores = random_scores(shape, *self.ranking.key)
         else:
             assert start is not None
-            scores = np.abs(start.astype(np.float32)).reshape(shape)
+            with np.errstate(over="ignore"):  # infinities are refused
+                scores = np.abs(start.astype(np.float32)).reshape(shape)
         return select_top([scores], self.num_trained)[0]
 
 
@@ -58,5 +59,6 @@ def random_scores(shape: tuple[int, ...], seed: int, position: int) -> np.ndarra
 
     24 random bits each, from Philox's raw words, so that float32 holds them exactly.
     """
-    words = np.random.Philox(key=[seed, position]).random_raw(int(np.prod(shape, dtype=np.int64)))
+    generator = np.random.Philox(key=np.array([seed, position], np.uint64))
+    words = generator.random_raw(int(np.prod(shape, dtype=np.int64)))
     return ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)

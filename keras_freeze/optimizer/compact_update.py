@@ -1,5 +1,6 @@
 """The compact update strategy: the inner optimizer gets vectors of the trained weights alone."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from keras_freeze import _keras_private, backend
 from keras_freeze.masks.frozen_variables import VariableMask
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.optimizer.grid_training import GridStarts
+from keras_freeze.optimizer.grid_training import GridTraining
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.optimizer.update import Step, Update, make_variable
 from keras_freeze.parameters import Parameter
@@ -59,7 +60,7 @@ class CompactUpdate(Update):
         # By identity: in a layer's call, Keras may substitute the values of variables.
         self._positions = {id(p.variable): p.position for p in parameters}
         chosen = {} if mask is None else {e.position: e.trained for e in mask.entries}
-        self._starts = GridStarts(optimizer, parameters)
+        self._grid = GridTraining(optimizer, parameters)
         variables = []
         for p, count in zip(parameters, self.trained_counts, strict=True):
             if count is None or count == p.size:
@@ -76,12 +77,12 @@ class CompactUpdate(Update):
     def _add_whole(self, parameter: Parameter) -> Any:
         """Return what the inner optimizer updates of a variable that is trained whole."""
         position, path, variable = parameter.position, parameter.path, parameter.variable
-        if not self._starts.covers(position):
+        if not self._grid.covers(position):
             return variable
         dtype = keras.backend.standardize_dtype(variable.dtype)
         values = make_variable(backend.to_numpy(variable), dtype, path.split("/")[-1], path)
         _keras_private.exclude_from_decay_like(self.inner, variable, values)
-        self.grids[position] = self._starts.place(position, None, values)
+        self.grids[position] = self._grid.precise_values(position, values, lambda: None)
         return values
 
     def _add_vector(self, parameter: Parameter, indices: np.ndarray) -> None:
@@ -98,9 +99,11 @@ class CompactUpdate(Update):
         dtype = keras.backend.standardize_dtype(variable.dtype)
         self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
         _keras_private.exclude_from_decay_like(self.inner, variable, self._values[position])
-        if self._starts.covers(position):
-            values = self._values[position]
-            self.grids[position] = self._starts.place(position, indices, values)
+        if self._grid.covers(position):
+            read = functools.partial(backend.to_numpy, self.indices[position])
+            self.grids[position] = self._grid.precise_values(
+                position, self._values[position], read, indices
+            )
 
     @property
     def variables(self) -> list[Any]:
@@ -152,8 +155,11 @@ class CompactUpdate(Update):
         for position, indices in self.indices.items():
             indices.assign(np.flatnonzero(chosen[position]).astype("int32"))
         for position, grid in self.grids.items():
-            entries = np.flatnonzero(chosen[position]) if position in self.indices else None
-            grid.move(entries, self._starts.of(position, entries))
+            values, entries = backend.to_numpy(self.parameters[position].variable), None
+            if position in self.indices:
+                entries = np.flatnonzero(chosen[position])
+                values = values.reshape(-1)[entries]
+            grid.begin_at(values, self._grid.starts_of(position, entries))
         self.num_rescued = mask.num_rescued
         self._phase = Phase.DECIDED
 
@@ -215,7 +221,7 @@ class CompactUpdate(Update):
         if position in self.indices:
             current = backend.gather(variable, self.indices[position])
         if position in self.grids:
-            self.grids[position].follow(current)
+            self.grids[position].take_over(current)
             return self.grids[position].values
         if position not in self.indices:
             return variable

@@ -1,6 +1,7 @@
 """The dense update strategy: the inner optimizer gets whole variables."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_fro
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.ranked import random_scores
 from keras_freeze.masks.selection import num_trained_weights, rescue_index
-from keras_freeze.optimizer.grid_training import GridStarts
+from keras_freeze.optimizer.grid_training import GridTraining
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.optimizer.update import Step, Update, make_variable
@@ -59,12 +60,14 @@ class DenseUpdate(Update):
         # Whether the variable `_decided` need not be read from a device again.
         self._is_settled = False
         self._build_inner([p.variable for p in parameters])
-        starts = GridStarts(optimizer, parameters)
+        grid = GridTraining(optimizer, parameters)
         for p in parameters:
-            if starts.covers(p.position):
+            if grid.covers(p.position):
                 dtype = keras.backend.standardize_dtype(p.variable.dtype)
-                values = make_variable(backend.to_numpy(p.variable), dtype, "grid_values")
-                self.grids[p.position] = starts.place(p.position, None, values)
+                name = f"grid_values_{p.position}"
+                values = make_variable(backend.to_numpy(p.variable), dtype, name)
+                read = functools.partial(_indices_of, self._masks.get(p.position), self._decided)
+                self.grids[p.position] = grid.precise_values(p.position, values, read)
 
     def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
         shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
@@ -141,12 +144,20 @@ class DenseUpdate(Update):
             return [(g, v, p) for g, (_, v, p) in zip(gradients, step, strict=True)]
 
         decided_before = backend.read(self._decided)
+        self._begin_grids(decided_before)
         backend.run_if(
             ops.logical_not(decided_before), lambda g: self._decide(step_with(g)), gradients
         )
         # With "zero", the first gradient belongs to the dense network, which is just gone.
         may_step = decided_before if self.frozen_weights == "zero" else backend.read(self._decided)
         backend.run_if(may_step, lambda g: self._step(step_with(g)), gradients)
+
+    def _begin_grids(self, is_decided: Any) -> None:
+        """Let what is trained on a grid start where it is when the mask is decided."""
+        for position, grid in self.grids.items():
+            variable = self.parameters[position].variable
+            kept = (backend.where(is_decided, v, variable) for v in grid.variables)
+            grid.begin_at(*kept)
 
     def _is_partial(self, step: Step) -> bool:
         """Return whether a step lacks weights, so that it cannot decide about them."""
@@ -249,7 +260,7 @@ class DenseUpdate(Update):
         self._check_complete(self._masks, step)
         for _, variable, position in step:
             if position in self.grids:
-                self.grids[position].follow(variable)
+                self.grids[position].take_over(variable)
                 variable.assign(self._trained_or(self.grids[position].values, variable, position))
         gradients = [self._masked(*part) for part in step]
         variables = [variable for _, variable, _ in step]
@@ -306,6 +317,12 @@ class DenseUpdate(Update):
                 average = averages.get(id(variable))
                 if average is not None:
                     average.assign(backend.where(mask, average, variable))
+
+
+def _indices_of(mask: Any, decided: Any) -> np.ndarray | None:
+    """Return the flat indices of trained entries; None for all, or while that is not decided."""
+    trained = None if mask is None else _reader_of_mask(mask, decided)()
+    return None if trained is None else np.flatnonzero(trained)
 
 
 def _reader_of_mask(mask: Any, decided: Any) -> ReadMask:

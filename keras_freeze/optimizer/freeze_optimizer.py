@@ -72,12 +72,14 @@ class FreezeOptimizer(MaskedOptimizer):
             pretrained network gave it) plus an integer number of steps, and the values before
             rounding live in this optimizer alone. `keras_freeze.save` then stores the integers, in
             a few bits each. The step is rounded to ten significant bits, with which all backends
-            compute the same points. Parameters with a constraint are not rounded. Defaults to None.
+            compute the same points; it must be a float32 number. Parameters with a constraint,
+            integers and scales of float8 are not rounded. Defaults to None.
         name: the optimizer's name.
 
     Raises:
         TypeError, ValueError: for arguments out of range, a `LossScaleOptimizer` inside (it belongs
-            outside), or an inner optimizer that has been used already.
+            outside), an inner optimizer that has been used already, or a `grid` with one that has
+            `use_ema=True`.
 
     Example:
 
@@ -194,8 +196,6 @@ class FreezeOptimizer(MaskedOptimizer):
 
     def _find_model(self, candidates: Sequence[Parameter]) -> None:
         """Remember the model, and what its weights were drawn from if the first batch decides."""
-        if self.plan.state is not None:
-            self.__dict__["_starts"] = dict(self.plan.state.starts) or self.starts
         model = frozen_variables.model_of(self)
         if model is None:
             model = model_in_use([p.variable for p in candidates])

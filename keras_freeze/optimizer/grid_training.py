@@ -5,8 +5,10 @@ variable gets the point of the grid next to them. A grid is one of differences t
 a `.freeze` file holds an integer for each trained value.
 """
 
+import functools
 import itertools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -14,19 +16,13 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
-from keras_freeze._utils.bits import as_bits, from_bits
+from keras_freeze._utils.bits import as_bits
 from keras_freeze._utils.typing import Variable
-from keras_freeze.grids import (
-    DTYPES,
-    Grid,
-    Placement,
-    may_be_rounded,
-    placements_of,
-    remember_grid,
-)
+from keras_freeze.grids import Grid
 from keras_freeze.initializers.of_layers import draw, initializers_of, source_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.parameters import Parameter
+from keras_freeze.placements import Placement, may_be_rounded, placements_of, remember_grid
 from keras_freeze.starts import CONSTANT, Source
 
 if TYPE_CHECKING:
@@ -42,15 +38,16 @@ def rounded_step(step: float) -> float:
     return float(np.ldexp(np.rint(mantissa * 2**_STEP_BITS), exponent - _STEP_BITS))
 
 
-class GridValues:
-    """The trained entries of one variable of a model in full precision.
+class PreciseValues:
+    """The trained entries of one variable of a model in full precision; it gets their points.
 
     Args:
-        variable: the variable, which gets the points; a later `save` finds the grid by it.
+        variable: the variable; a later `save` finds the grid by it.
         step: the distance between two points of the grid.
         values: the variable of an update that the inner optimizer changes.
-        indices: the flat indices of the trained entries; None for all.
         starts: what these entries were before training.
+        read_indices: returns the flat indices of the trained entries; None for all.
+        number: of the variable, for names.
 
     Attributes:
         values: the same.
@@ -62,21 +59,16 @@ class GridValues:
         variable: Variable,
         step: float,
         values: Variable,
-        indices: np.ndarray | None,
         starts: np.ndarray,
+        read_indices: Callable[[], np.ndarray | None],
+        number: int,
     ) -> None:
-        self._variable = variable
         self._step = step
-        self._indices = indices
         self.values = values
-        self.starts = keras.Variable(
-            starts, dtype=values.dtype, name="grid_starts", trainable=False
-        )
-        self._remember(starts)
-
-    def _remember(self, starts: np.ndarray) -> None:
-        placement = Placement(Grid(self._step), None, self._indices, starts.reshape(-1))
-        remember_grid(self._variable, placement)
+        name = f"grid_starts_{number}"
+        self.starts = keras.Variable(starts, dtype=values.dtype, name=name, trainable=False)
+        read = functools.partial(_entries, read_indices, self.starts)
+        remember_grid(variable, Placement(Grid(step), None, read))
 
     @property
     def variables(self) -> list[Variable]:
@@ -92,38 +84,48 @@ class GridValues:
         steps = ops.round((ops.cast(self.values, precise) - starts) / step)
         return ops.cast(starts + steps * step, dtype)
 
-    def follow(self, current: Any) -> None:
-        """Take over what someone has assigned to the variable, whose entries are `current`."""
+    def take_over(self, current: Any) -> None:
+        """Set the values that someone has assigned to the variable, whose entries are `current`."""
         self.values.assign(backend.where(current == self.points(), self.values, current))
 
-    def move(self, indices: np.ndarray | None, starts: np.ndarray) -> None:
-        """Stand for other entries, as many (None: all), with the values that the variable has."""
-        self._indices = indices
-        values = backend.to_numpy(self._variable)
-        self.values.assign(values if indices is None else values.reshape(-1)[indices])
+    def begin_at(self, values: Any, starts: Any) -> None:
+        """Set values and starts."""
+        self.values.assign(values)
         self.starts.assign(starts)
-        self._remember(starts)
 
     def state(self, trained: np.ndarray | None) -> np.ndarray:
-        """Return values and starts of the entries that are trained (None: all) as bit patterns."""
+        """Return values and starts of the entries that are trained (None: all)."""
         arrays = [backend.to_numpy(v).reshape(-1) for v in self.variables]
-        if trained is not None:
-            arrays = [array[trained.reshape(-1)] for array in arrays]
-        return np.stack([as_bits(array) for array in arrays])
+        return np.stack([a if trained is None else a[trained.reshape(-1)] for a in arrays])
 
     def restore(self, state: np.ndarray, trained: np.ndarray | None) -> None:
-        """Set what `state` returned, in the entries that are trained (None: all)."""
-        dtype = keras.backend.standardize_dtype(self.values.dtype)
-        for variable, bits in zip(self.variables, state, strict=True):
-            array = backend.to_numpy(variable)
-            chosen = slice(None) if trained is None else trained.reshape(-1)
-            array.reshape(-1)[chosen] = from_bits(np.ascontiguousarray(bits), dtype)
+        """Set what `state` returned, in the entries that are trained (None: all).
+
+        Raises:
+            ValueError: if it has another number of entries; nothing has changed then.
+        """
+        arrays = [backend.to_numpy(v) for v in self.variables]
+        chosen = np.ones(arrays[0].size, bool) if trained is None else trained.reshape(-1)
+        if state.shape != (2, np.count_nonzero(chosen)):
+            raise ValueError(
+                f"The values in full precision of {self.values.path!r} that are loaded have the "
+                f"shape {state.shape}, and this network has {np.count_nonzero(chosen)} of them."
+            )
+        for variable, array, values in zip(self.variables, arrays, state, strict=True):
+            array.reshape(-1)[chosen] = values.astype(array.dtype)
             variable.assign(array)
-        self._remember(backend.to_numpy(self.starts))
 
 
-class GridStarts:
-    """Where the trained values of a network started, as far as one can know.
+def _entries(
+    read_indices: Callable[[], np.ndarray | None], starts: Variable
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the flat indices of trained entries and their starts."""
+    indices, found = read_indices(), backend.to_numpy(starts).reshape(-1)
+    return indices, found if indices is None or indices.size == found.size else found[indices]
+
+
+class GridTraining:
+    """Which variables of an optimizer are trained on its grid, and where they started.
 
     Args:
         optimizer: the FreezeOptimizer that is being built.
@@ -132,8 +134,8 @@ class GridStarts:
 
     def __init__(self, optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -> None:
         self._step = optimizer.grid
+        self._optimizer = weakref.ref(optimizer)
         self._parameters = parameters
-        self._drawn_from = {p: start.source for p, start in optimizer.starts.items()}
         # Where another optimizer has decided the mask, biases may have been trained since.
         self._initializers: dict[int, Source] = {}
         model = frozen_variables.model_of(optimizer)
@@ -149,25 +151,31 @@ class GridStarts:
 
     def covers(self, position: int) -> bool:
         """Return whether a variable is trained on the grid."""
-        variable = self._parameters[position].variable
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        return self._step is not None and dtype in DTYPES and may_be_rounded(variable)
+        return self._step is not None and may_be_rounded(self._parameters[position].variable)
 
-    def place(self, position: int, indices: np.ndarray | None, values: Variable) -> GridValues:
-        """Return the `GridValues` of the entries at flat `indices`; None for all of them.
+    def precise_values(
+        self,
+        position: int,
+        values: Variable,
+        read_indices: Callable[[], np.ndarray | None],
+        indices: np.ndarray | None = None,
+    ) -> PreciseValues:
+        """Return the `PreciseValues` of the entries at flat `indices`; None for all of them.
 
-        `values` is the variable that the inner optimizer updates.
+        `values` is the variable that the inner optimizer updates; `read_indices` returns the
+        indices of those that are trained.
         """
         assert self._step is not None
-        variable = self._parameters[position].variable
-        return GridValues(variable, self._step, values, indices, self.of(position, indices))
+        variable, starts = self._parameters[position].variable, self.starts_of(position, indices)
+        return PreciseValues(variable, self._step, values, starts, read_indices, position)
 
-    def of(self, position: int, indices: np.ndarray | None) -> np.ndarray:
+    def starts_of(self, position: int, indices: np.ndarray | None) -> np.ndarray:
         """Return the starts of the entries of a variable at flat `indices` (None: all)."""
-        variable = self._parameters[position].variable
+        variable, optimizer = self._parameters[position].variable, self._optimizer()
         values = backend.to_numpy(variable)
+        start = None if optimizer is None else optimizer.starts.get(position)
         candidates = itertools.chain(
-            [_drawn(self._drawn_from.get(position), values)],
+            [None if start is None else _drawn(start.source, values)],
             (_placed(placement, values) for placement in placements_of(variable)),
             [_drawn(self._initializers.get(position), values)],
         )
@@ -177,7 +185,7 @@ class GridStarts:
 
 def _placed(placement: Placement, values: np.ndarray) -> np.ndarray | None:
     """Return the starts that were remembered, unless other values have been assigned since."""
-    if placement.starts is None:
+    if placement.read is None:
         return _drawn(placement.origin, values)
     starts = placement.all_starts(values)
     steps = placement.grid.nearest(values, starts)

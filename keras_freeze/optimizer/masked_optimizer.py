@@ -167,9 +167,8 @@ class MaskedOptimizer(DelegatingOptimizer):
             starts: what the variables of the mask were drawn from, where that is known.
         """
         with exclusive(self):
-            compact = self.suits_compact(mask)
-            self.rebuild(State(mask, compact, starts=starts or {}), variables)
-            self.set_starts(starts or {})
+            self.__dict__["_starts"] = dict(starts or {})
+            self.rebuild(State(mask, compact=self.suits_compact(mask)), variables)
             if self.frozen_weights == "zero":
                 self.zero_frozen_weights()
 
@@ -268,9 +267,14 @@ class MaskedOptimizer(DelegatingOptimizer):
         scale = None if update.decay_scale is None else backend.to_numpy(update.decay_scale)
         is_compact = isinstance(update, CompactUpdate)
         by_first_batch = update.by_first_batch
-        grid = update.grid_state()
         return State(
-            update.mask, is_compact, scale, by_first_batch, self.starts, self.settings, grid
+            mask=update.mask,
+            compact=is_compact,
+            decay_scale=scale,
+            by_first_batch=by_first_batch,
+            starts=self.starts,
+            settings=self.settings,
+            grid=update.grid_state(),
         )
 
     def restore(self, state: State) -> None:
@@ -281,6 +285,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         """
         with exclusive(self):
             update = self.update
+            self.__dict__["_starts"] = dict(state.starts)
             if update is None:
                 self.plan = replace(self.plan, state=state)
             elif self.must_rebuild(state):

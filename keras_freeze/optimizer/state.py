@@ -41,8 +41,7 @@ class State:
             after it must round the same.
         starts: what variables of the mask were drawn from, by position, where that is known.
         settings: the settings of the optimizer that decided; None where a file does not say.
-        grid: the values in full precision and the starts of what is trained on a grid, by position,
-            as bit patterns.
+        grid: the values in full precision and the starts of what is trained on a grid, by position.
     """
 
     mask: FreezeMask | None

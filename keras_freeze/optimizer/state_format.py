@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_freeze import _keras_private
+from keras_freeze._utils.bits import as_bits, from_bits
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer.inner_optimizer import walk
@@ -44,9 +45,9 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
     if state.starts:
         header["starts"] = [[position, s.to_json()] for position, s in state.starts.items()]
     if state.grid:
-        header["grid"] = list(state.grid)
+        header["grid"] = [[position, v.dtype.name] for position, v in state.grid.items()]
         for position, values in state.grid.items():
-            store[f"grid_{position}"] = values
+            store[f"grid_{position}"] = as_bits(values)
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     if entries:
         store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
@@ -82,7 +83,10 @@ def read_state(store: Any) -> State:
     scale = np.asarray(store["decay_scale"]) if has_scale else None
     starts = {position: Start.from_json(start) for position, start in header.get("starts", [])}
     settings = Settings(*header["settings"]) if "settings" in header else None
-    grid = {position: np.asarray(store[f"grid_{position}"]) for position in header.get("grid", [])}
+    grid = {
+        position: from_bits(np.asarray(store[f"grid_{position}"]), dtype).reshape(2, -1)
+        for position, dtype in header.get("grid", [])
+    }
     by_first_batch = header.get("found", False)
     return State(mask, header["compact"], scale, by_first_batch, starts, settings, grid)
 

@@ -18,7 +18,7 @@ from keras_freeze import _keras_private, backend
 from keras_freeze._utils.typing import Optimizer, Variable
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
-from keras_freeze.optimizer.grid_training import GridValues
+from keras_freeze.optimizer.grid_training import PreciseValues
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.parameters import Parameter
@@ -58,7 +58,7 @@ class Update:
         self.frozen_weights = optimizer.frozen_weights
         self.l2 = optimizer.l2
         self.num_rescued = 0 if mask is None else mask.num_rescued
-        self.grids: dict[int, GridValues] = {}
+        self.grids: dict[int, PreciseValues] = {}
         # Under coupled L2 and SGD every frozen weight follows one linear recurrence: the inner
         # optimizer computes it once, for this scalar, and frozen weights are multiplied by its
         # ratio.
@@ -113,7 +113,7 @@ class Update:
         raise NotImplementedError
 
     def grid_state(self) -> dict[int, np.ndarray]:
-        """Return the `GridValues.state` of trained entries, by position."""
+        """Return the `PreciseValues.state` of trained entries, by position."""
         raise NotImplementedError
 
     def restore_grid(self, state: Mapping[int, np.ndarray]) -> None:

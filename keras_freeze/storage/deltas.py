@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze.grids import remember_grids
 from keras_freeze.parameters import path_of
+from keras_freeze.placements import remember_grids
 from keras_freeze.starts import BASE
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing

@@ -9,17 +9,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import backend
-from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
-from keras_freeze.grids import DTYPES, Bits, Grid, OnGrid, Placement, may_be_rounded, placements_of
+from keras_freeze._utils.bits import as_bits, from_bits
+from keras_freeze.grids import Bits, Grid, OnGrid
 from keras_freeze.initializers.of_layers import initializers_of, source_of
+from keras_freeze.placements import Placement, may_be_rounded, placements_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.origin import guess
 from keras_freeze.storage.sources import SavedVariable, align, paths_of
 
 SCALES = 2.0 ** (1 - np.arange(24 * 4) / 4)
-"""Steps to try, of the largest difference: a quarter of an octave apart, from twice of it down."""
+"""Steps to try, of the largest difference: from twice of it down, each 2^(1/4) times the next."""
 
 _Starts = dict[SavedVariable, tuple[Source, np.ndarray]]
 
@@ -42,11 +42,14 @@ def set_grids(
     placed = {saved: placements for saved, placements in placed.items() if placements}
     candidates = _candidates(model, variables, base) if placed else {}
     for saved, placements in placed.items():
-        if saved in candidates:
-            found = (_points(saved, one, candidates[saved], base) for one in placements)
-            saved.on_grid = next((points for points in found if points is not None), None)
-            if saved.on_grid is None and any(_is_on(saved, one) for one in placements):
-                lost.append(saved)
+        if saved not in candidates:
+            continue
+        known = [_with_starts(saved, one, candidates[saved], base) for one in placements]
+        points = (_points(saved, *one) for one in known if one is not None)
+        saved.on_grid = next((found for found in points if found is not None), None)
+        unknown = [p for p, one in zip(placements, known, strict=True) if one is None]
+        if saved.on_grid is None and any(_is_on(saved, one) for one in unknown):
+            lost.append(saved)
     if lost:
         warnings.warn(
             f"The values of {paths_of(lost)} are on a grid, but the file has to store them as they "
@@ -59,7 +62,7 @@ def set_grids(
 
 def _is_on(saved: SavedVariable, placement: Placement) -> bool:
     """Return whether the stored values are on a grid whose starts only this process knows."""
-    if placement.starts is None or placement.origin is not None:
+    if placement.read is None:
         return False
     starts = placement.all_starts(saved.values())[saved.is_stored]
     points = nearest(saved, placement.grid, Source(CONSTANT), starts)
@@ -68,20 +71,23 @@ def _is_on(saved: SavedVariable, placement: Placement) -> bool:
     return np.array_equal(points.bits, saved.bits[saved.is_stored])
 
 
-def _points(
+def _with_starts(
     saved: SavedVariable,
     placement: Placement,
     candidates: Sequence[Source],
     base: Sequence[Any] | None,
-) -> OnGrid | None:
-    """Return the stored values as points of a grid; None if they are not, or take fewer bits."""
+) -> tuple[Grid, Source, np.ndarray] | None:
+    """Return the grid, the origin and the starts of stored values; None if nobody can say."""
     origin = placement.origin
     if origin is None:
         origin = _origin_of_starts(saved, placement, candidates, base)
     starts = None if origin is None else _starts(saved, origin, base)
-    if origin is None or starts is None:
-        return None
-    points = nearest(saved, placement.grid, origin, starts)
+    return None if origin is None or starts is None else (placement.grid, origin, starts)
+
+
+def _points(saved: SavedVariable, grid: Grid, origin: Source, starts: np.ndarray) -> OnGrid | None:
+    """Return the stored values as points of a grid; None if they are not, or take fewer bits."""
+    points = nearest(saved, grid, origin, starts)
     if points is None or not np.array_equal(points.bits, saved.bits[saved.is_stored]):
         return None
     # On a very fine grid, the values as they are take fewer bits.
@@ -151,12 +157,7 @@ def largest_difference(saved: SavedVariable, start: tuple[Source, np.ndarray]) -
 
 def is_possible(saved: SavedVariable) -> bool:
     """Return whether a variable has trained values, which may be rounded to a grid."""
-    if not saved.trainable or saved.dtype not in DTYPES:
-        return False
-    dtype = numpy_dtype(saved.dtype)
-    if backend.held_dtype(dtype) != dtype:  # JAX would round the points
-        return False
-    if not may_be_rounded(saved.variable):
+    if not saved.trainable or not may_be_rounded(saved.variable):
         return False
     if saved.source is not None:
         return saved.entry is not None

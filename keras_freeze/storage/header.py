@@ -13,7 +13,7 @@ from keras_freeze._utils.validation import check_json_int
 from keras_freeze.grids import DTYPES, Grid, default_origin
 from keras_freeze.masks.ranked import Ranking
 from keras_freeze.masks.settings import Settings
-from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
+from keras_freeze.starts import BASE, INITIALIZER, SEED, Source
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
 from keras_freeze.storage.fields import (
@@ -30,6 +30,7 @@ from keras_freeze.storage.fields import (
 )
 
 _BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn or ranked
+_BYTES_OF_ORTHOGONAL = 80  # for each entry of a weight that is drawn so
 
 
 @dataclass(frozen=True)
@@ -370,11 +371,14 @@ class Header:
     def num_bytes(self) -> int:
         """The size in bytes of all variables, masks and optimizer variables."""
         needed = sum(extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
-        drawn = [r for r in self.records if r.entry is not None and r.entry.key is not None]
-        needed += sum(extent(r.shape) * _BYTES_TO_DRAW for r in drawn)
-        # The starts, and the integers in 8 bytes.
+        computed = [r for r in self.records if r.entry is not None and r.entry.key is not None]
+        needed += sum(extent(r.shape) * _BYTES_TO_DRAW for r in computed)
+        # The starts, and the integers and indices in 8 bytes each.
         gridded = [r for r in self.records if r.grid is not None]
-        needed += sum(extent(r.shape) * (WIDTHS[r.dtype] + 8) for r in gridded)
+        needed += sum(extent(r.shape) * (WIDTHS[r.dtype] + 16) for r in gridded)
+        drawn = [(r, source) for r in self.records for source in r.sources]
+        orthogonal = [r for r, source in drawn if source.distribution == "orthogonal"]
+        needed += sum(extent(r.shape) * _BYTES_OF_ORTHOGONAL for r in orthogonal)
         if self.optimizer is not None:
             needed += sum(extent(s.shape) * WIDTHS[s.dtype] for s in self.optimizer.slots)
         return needed
@@ -405,7 +409,7 @@ def _check_ranking(record: VariableRecord) -> None:
     if record.entry is None or record.entry.key != Ranking(None):
         return
     source = record.source
-    if source is None or source.kind == CONSTANT or record.dtype not in DTYPES:
+    if source is None or source.kind not in (SEED, BASE) or record.dtype not in DTYPES:
         raise FreezeFileError(f"{record.path!r} has a ranked mask and no starts")
 
 

@@ -8,7 +8,6 @@ import keras
 
 from keras_freeze._utils.text import printable, printable_cause
 from keras_freeze._utils.validation import check_bool, check_int, type_error
-from keras_freeze.grids import remember_grids
 from keras_freeze.initializers.of_layers import initializer_of, initializers_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.drawn import remember_draw
@@ -16,6 +15,7 @@ from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.state import State
+from keras_freeze.placements import remember_grids
 from keras_freeze.restricted.layers import restrict_gradients
 from keras_freeze.starts import INITIALIZER, SEED
 from keras_freeze.storage.checks.configuration import check_initializer

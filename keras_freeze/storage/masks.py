@@ -1,4 +1,7 @@
-"""The freezing mask in a `.freeze` file as plain arrays; needs neither Keras nor `FreezeMask`."""
+"""The freezing mask in a `.freeze` file as plain arrays.
+
+Needs neither `FreezeMask` nor, unless a mask follows from weights that are drawn, Keras.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +14,10 @@ from keras_freeze._utils.bits import from_bits
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
 from keras_freeze.masks.drawn import Draw
-from keras_freeze.masks.ranked import Ranked, Ranking
+from keras_freeze.masks.ranked import Ranked
 from keras_freeze.starts import SEED
 from keras_freeze.storage.checks.memory import check_announced
-from keras_freeze.storage.coding.masks import decode_masks, encode_masks
+from keras_freeze.storage.coding.masks import CodedMask, decode_masks, encode_masks
 from keras_freeze.storage.container import Container, read_container, write_container
 from keras_freeze.storage.errors import (
     FreezeFileError,
@@ -112,7 +115,9 @@ def read_mask(path: str | os.PathLike[str]) -> tuple[list[PlainEntry], int]:
         header = read_header(container)
         if isinstance(header, Header) and not header.mask_parts:
             raise FreezeFileError("The file holds a model without a freezing mask.")
-        return decode_draws(header, container, _starts_from_seeds(header))[0], header.num_rescued
+        coded = decode_coded(header, container)
+        entries, _ = entries_of(header, coded, _starts_from_seeds(header))
+        return entries, header.num_rescued
 
 
 def read_header(container: Container) -> Header | MaskHeader:
@@ -124,77 +129,68 @@ def read_header(container: Container) -> Header | MaskHeader:
     return MaskHeader.from_json(container.header)
 
 
-def decode_entries(header: Header | MaskHeader, container: Container) -> list[PlainEntry]:
-    """Return the entries of a file's mask; an empty list if the file has no mask."""
-    return decode_draws(header, container)[0]
+def decode_coded(header: Header | MaskHeader, container: Container) -> list[CodedMask]:
+    """Return the masks of a file as they are coded, in the order of `header.mask_parts`."""
+    with refusing():
+        parts = header.mask_parts
+        return decode_masks(container.mask, [p.shape for p in parts], [p.key for p in parts])
 
 
-def decode_draws(
+def entries_of(
     header: Header | MaskHeader,
-    container: Container,
-    starts: Callable[[int], np.ndarray] | None = None,
+    coded: Sequence[CodedMask],
+    starts: Callable[[int], np.ndarray],
 ) -> tuple[list[PlainEntry], dict[int, Draw]]:
     """Return the entries of a file's mask, and what some are drawn by, by position.
 
     Args:
-        header, container: The file.
-        starts: Returns what the variable at a position of the mask started from; None if nobody
-            knows.
+        header: The header of the file.
+        coded: What `decode_coded` returned.
+        starts: Returns what the variable at a position of the mask started from.
 
     Raises:
-        FreezeFileError: If the mask cannot be decoded, or follows from starts that are not known.
+        FreezeFileError: If the masks do not exist.
     """
     entries: list[PlainEntry] = []
     draws = {}
     with refusing():
-        parts = header.mask_parts
-        masks = decode_masks(container.mask, [p.shape for p in parts], [p.key for p in parts])
-        for part, mask in zip(parts, masks, strict=True):
+        for part, mask in zip(header.mask_parts, coded, strict=True):
             if isinstance(mask, Draw):
                 draws[part.position] = mask
                 mask = mask.mask(part.shape)
             elif isinstance(mask, Ranked):
-                mask = _ranked(mask, part, starts)
+                needs_start = mask.ranking.key is None
+                mask = mask.mask(part.shape, starts(part.position) if needs_start else None)
             entries.append((part.position, part.path, mask, part.is_weight))
     return entries, draws
 
 
-def _starts_from_seeds(header: Header | MaskHeader) -> Callable[[int], np.ndarray] | None:
-    """Return a function as for `decode_draws`; None if masks follow from something else."""
-    if isinstance(header, MaskHeader):
-        return None
-    records = {r.entry.position: r for r in header.records if r.entry is not None}
-    ranked = [r for r in records.values() if r.entry is not None and r.entry.key == Ranking(None)]
-    if any(r.source is None or r.source.kind != SEED for r in ranked):
-        return None
+def _starts_from_seeds(header: Header | MaskHeader) -> Callable[[int], np.ndarray]:
+    """Return a function as for `entries_of`, which draws from seeds alone."""
+    records = [] if isinstance(header, MaskHeader) else header.records
+    by_position = {r.entry.position: r for r in records if r.entry is not None}
 
     def start(position: int) -> np.ndarray:
-        from keras_freeze.storage.origin import regenerate  # which needs Keras
+        from keras_freeze.storage.origin import check_generator, regenerate  # which need Keras
 
-        record = records[position]
-        assert record.source is not None
+        record = by_position[position]
+        if record.source is None or record.source.kind != SEED:
+            raise FreezeFileError(
+                f"The mask of {record.path!r} follows from the weights of a base: load the model "
+                "by `keras_freeze.load(path, base=...)`, and use `keras_freeze.get_mask(model)`."
+            )
+        assert isinstance(header, Header)
+        check_generator(header)
         (bits,) = regenerate([(record.source, record.shape, record.dtype)], None)
         return from_bits(bits, record.dtype)
 
     return start
 
 
-def _ranked(
-    ranked: Ranked, part: MaskPart, starts: Callable[[int], np.ndarray] | None
-) -> np.ndarray:
-    if ranked.ranking.key is not None:
-        return ranked.mask(part.shape, None)
-    if starts is None:
-        raise FreezeFileError(
-            f"The mask of {part.path!r} follows from the weights before training, and these from a "
-            "base or an initializer of Keras: load the model by `keras_freeze.load`, and use "
-            "`keras_freeze.get_mask(model)`."
-        )
-    return ranked.mask(part.shape, starts(part.position))
-
-
 def _mask_part(value: Any) -> MaskPart:
     described = check_type("variable", value, dict)
+    if "drawn" in described or "ranked" in described:
+        raise FreezeFileError("a file with a mask only holds its entries")
     position, is_weight = check_type("mask", described["mask"], list)
     return MaskPart(
         check_json_int("position", position, 2**31),

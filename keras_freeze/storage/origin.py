@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_freeze._utils.bits import WIDTHS, as_bits, from_bits
+from keras_freeze.initializers.generator import GENERATOR
 from keras_freeze.initializers.of_layers import draw
 from keras_freeze.starts import BASE, CONSTANT, Source
 from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import bits_of, dtype_of
 
 Wanted = tuple[Source, tuple[int, ...], str]
@@ -25,6 +27,16 @@ def regenerate(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.
     """
     with ThreadPoolExecutor() as executor:
         return list(executor.map(lambda one: _regenerate(one, base), wanted))
+
+
+def check_generator(header: Header) -> None:
+    """Refuse seeds of another generator."""
+    if header.generator != GENERATOR:
+        raise FreezeFileError(
+            f"The seeds belong to the generator {header.generator!r:.100}, but this version of "
+            f"keras_freeze has {GENERATOR!r}. Use the version that wrote the file: "
+            f"{header.versions.get('keras_freeze', 'unknown')}."
+        )
 
 
 def guess(wanted: Sequence[Wanted], base: Sequence[Any] | None) -> list[np.ndarray | None]:

@@ -1,20 +1,20 @@
 """Restore the values of all variables of a model from a `.freeze` file."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from keras_freeze import initializers
 from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, numpy_dtype
-from keras_freeze.grids import Placement
 from keras_freeze.initializers.of_layers import start_of, versions
 from keras_freeze.masks.drawn import Draw
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import path_of, same_path
-from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Start
+from keras_freeze.placements import Placement
+from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Start
+from keras_freeze.storage.coding.masks import count
 from keras_freeze.storage.coding.values import INTEGERS, decode_values
 from keras_freeze.storage.container import Container
 from keras_freeze.storage.errors import FreezeFileError
@@ -25,8 +25,10 @@ from keras_freeze.storage.keras_model import (
     fingerprint,
     is_random_state,
 )
-from keras_freeze.storage.masks import decode_draws
-from keras_freeze.storage.origin import regenerate, scaled
+from keras_freeze.storage.masks import decode_coded, entries_of
+from keras_freeze.storage.origin import check_generator, regenerate, scaled
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,19 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     Raises:
         FreezeFileError: If the values cannot be decoded, or do not match their checksums.
     """
+    coded = decode_coded(header, container)
+    positions = [part.position for part in header.mask_parts]
+    counts = dict(zip(positions, map(count, coded), strict=True))
+    stored, optimizer = _stored_values(header, container, counts)
     sources = [(source, r.shape, r.dtype) for r in header.records for source in r.sources]
     if any(source.kind == SEED for source, _, _ in sources):
-        _check_generator(header)
+        check_generator(header)
     given = regenerate(sources, base)
-    plain, draws = decode_draws(header, container, _starts(header, given))
+    plain, draws = entries_of(header, coded, _starts(header, given))
     entries = [MaskEntry(*entry) for entry in plain]
     mask = FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
     trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
     masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
-    stored, optimizer = _stored_values(header, container, masks)
     sourced = iter(given)
     values: list[np.ndarray] = []
     starts: dict[int, Start] = {}
@@ -75,8 +80,11 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         placement = None
         if record.grid is not None:
             origin = rest if record.origin is None else next(sourced)
-            placement, first = _placement(record, origin, chosen)
-            bits = as_bits(record.grid.values(first, bits))
+            known = _starts_on_grid(record, origin, chosen)
+            bits = as_bits(record.grid.values(known[1], bits))
+            # A base may not be at hand later.
+            read = _returns(known) if record.starts_from.kind == BASE else None
+            placement = Placement(record.grid, record.starts_from, read)
         placements.append(placement)
         if rest is not None and record.source is not None:
             if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
@@ -107,26 +115,26 @@ def _starts(header: Header, given: Sequence[np.ndarray]) -> Callable[[int], np.n
     return lambda position: from_bits(*first[position])
 
 
-def _placement(
+def _returns(value: _T) -> Callable[[], _T]:
+    return lambda: value
+
+
+def _starts_on_grid(
     record: VariableRecord, starts: np.ndarray | None, chosen: np.ndarray | None
-) -> tuple[Placement, np.ndarray]:
-    """Return the grid of a variable, and the starts of the values that are stored.
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the flat indices of the values on a grid (None: all), and their starts.
 
     Args:
         record: the variable.
         starts: the starts of all of its values as bit patterns; None for zeros.
         chosen: which of them its mask trains; None without a mask.
     """
-    assert record.grid is not None
     if starts is None:
         starts = np.zeros(record.size, f"u{WIDTHS[record.dtype]}")
-    indices = None
-    if record.source is not None and chosen is not None:
-        indices = np.flatnonzero(chosen)
-        starts = starts[indices]
-    # A copy: mask and values are put into what the source has given.
-    values = from_bits(starts.copy(), record.dtype)
-    return Placement(record.grid, record.starts_from, indices, values), values
+    if record.source is None or chosen is None:
+        return None, from_bits(starts, record.dtype)
+    indices = np.flatnonzero(chosen)
+    return indices, from_bits(starts[indices], record.dtype)
 
 
 def check_variables(header: Header, variables: Sequence[Any]) -> None:
@@ -151,15 +159,18 @@ def check_variables(header: Header, variables: Sequence[Any]) -> None:
 
 
 def _stored_values(
-    header: Header, container: Container, masks: Sequence[np.ndarray | None]
+    header: Header, container: Container, counts: Mapping[int, int]
 ) -> tuple[list[np.ndarray], Iterator[np.ndarray]]:
-    """Return the values in the file, of the model's variables and of the optimizer's."""
+    """Return the values in the file, of the model's variables and of the optimizer's.
+
+    `counts` are how many entries the masks train, by position.
+    """
     kinds = [
         (
-            r.num_stored(0 if m is None else int(np.count_nonzero(m))),
+            r.num_stored(0 if r.entry is None else counts[r.entry.position]),
             WIDTHS[r.stored_dtype] if r.grid is None else INTEGERS,
         )
-        for r, m in zip(header.records, masks, strict=True)
+        for r in header.records
     ]
     slots = () if header.optimizer is None else header.optimizer.slots
     kinds += [(slot.size, WIDTHS[slot.dtype]) for slot in slots]
@@ -188,15 +199,6 @@ def check_fingerprint(header: Header, variables: Sequence[Any]) -> None:
             "The file was saved on another base, with the fingerprint "
             f"{(header.base or '')[:16]}... Pass that base. Received: a base with the fingerprint "
             f"{found[:16]}..."
-        )
-
-
-def _check_generator(header: Header) -> None:
-    if header.generator != initializers.GENERATOR:
-        raise FreezeFileError(
-            f"The seeds belong to the generator {header.generator!r:.100}, but this version of "
-            f"keras_freeze has {initializers.GENERATOR!r}. Use the version that wrote the file: "
-            f"{header.versions.get('keras_freeze', 'unknown')}."
         )
 
 

@@ -20,7 +20,7 @@ from keras_freeze.masks.ranked import Ranked, Ranking
 from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import BIAS, NORMALIZATION, kind_of, path_of, shorten
-from keras_freeze.starts import BASE, CONSTANT, Source, Start
+from keras_freeze.starts import BASE, CONSTANT, SEED, Source, Start
 from keras_freeze.storage.header import EntryRecord, VariableRecord
 from keras_freeze.storage.keras_model import bits_of, dtype_of, is_random_state, variables_of
 from keras_freeze.storage.origin import guess, scaled
@@ -297,11 +297,14 @@ def find_rankings(
 def _magnitudes_from(saved: SavedVariable, base: Sequence[Any] | None) -> np.ndarray | None:
     """Return the values of a variable's source; None if they do not order its entries."""
     assert saved.source is not None
-    if saved.source.kind == CONSTANT or saved.dtype not in DTYPES:
+    # Where Keras may draw other numbers one day, the mask should not be lost with them.
+    is_kept = saved.source.kind in (SEED, BASE)
+    (bits,) = guess([(saved.source, saved.shape, saved.dtype)], base) if is_kept else [None]
+    if bits is None or saved.dtype not in DTYPES:
         return None
-    (bits,) = guess([(saved.source, saved.shape, saved.dtype)], base)
-    start = None if bits is None else from_bits(bits, saved.dtype)
-    return None if start is None or not np.isfinite(start.astype(np.float32)).all() else start
+    start = from_bits(bits, saved.dtype)
+    with np.errstate(over="ignore"):
+        return start if np.isfinite(start.astype(np.float32)).all() else None
 
 
 def align(variables: Sequence[Any], base: Sequence[Any]) -> dict[int, int]:

@@ -416,6 +416,38 @@ def test_a_warning_names_what_cannot_be_stored_as_integers(path):
         assert stored_as_they_are(model, path) > 0
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_values_that_take_fewer_bits_as_they_are_give_no_warning(path):
+    x, y = blobs()
+    layers = [keras.layers.Dense(4, name="body"), keras.layers.Dense(1, name="head")]
+    model = seeded(keras.Sequential([keras.Input((6,)), *layers]))
+    on_grid(model, grid=2.0**-24, loss="mse", inner=sgd(0.01), x=x, y=y)
+    fit(model, x, y, epochs=2)
+    kf.save(model, path)
+
+
+def test_weights_that_are_assigned_before_the_first_batch_are_the_start():
+    x, y = blobs()
+    model, _ = on_grid(seeded(two_dense_layers()), "first batch", sgd(0.0), 0.1)
+    model.optimizer.build(model.trainable_variables)
+    rng = np.random.default_rng(1)
+    model.set_weights([rng.normal(size=v.shape) for v in model.variables])
+    before = values_of(model.variables)
+    fit(model, x, y, epochs=2, batch_size=16)
+    assert all(map(same_bits, before, values_of(model.variables)))
+
+
+def test_a_checkpoint_may_be_loaded_into_another_precision(tmp_path):
+    x, y = blobs()
+    model, _ = on_grid(seeded(dense_model()))
+    fit(model, x, y, batch_size=16)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other, _ = on_grid(seeded(dense_model(dtype="float16")))
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert kf.get_mask(other) == kf.get_mask(model)
+    fit(other, x, y, batch_size=16)
+
+
 @pytest.mark.parametrize("grid", [1e-46, 1e-40, 1e39])
 def test_steps_that_float32_does_not_have_are_refused(grid):
     with pytest.raises(ValueError, match="`grid` must be a float32 number"):

@@ -607,7 +607,7 @@ def test_whatever_goes_wrong_is_an_error_of_the_file(error, content, path, monke
 
     write(path, content, content.header)
     for module, name in (
-        (restoring, "decode_draws"),
+        (restoring, "decode_coded"),
         (restoring, "decode_values"),
         (restoring, "regenerate"),
         (loading, "build_model"),

@@ -112,6 +112,7 @@ LAYERS = [
     ["criteria", "gradients", "initializers", "masks"],
     [
         "parameters",
+        "placements",
         "grids",
         "starts",
         "backend",

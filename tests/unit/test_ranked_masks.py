@@ -1,5 +1,6 @@
 """Masks that follow from a ranking: the largest scores, which a file need not hold."""
 
+import format_reader
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
@@ -20,6 +21,12 @@ def test_the_largest_magnitudes_are_trained_and_of_equal_ones_the_first(start):
     for k in range(start.size + 1):
         (expected,) = brute_force_mask([np.abs(start)], k)
         assert np.array_equal(Ranked(k, MAGNITUDES).mask(start.shape, start.reshape(-1)), expected)
+
+
+@pytest.mark.parametrize("key", [(0, 0), (5, 2**64 - 1), (2**63 + 1, 1), (2**64 - 1, 2**64 - 1)])
+def test_scores_are_the_highest_bits_of_philox_with_any_key(key):
+    words = format_reader.philox4x64(*key, 21)
+    assert (random_scores((3, 7), *key).reshape(-1) * 2**24).tolist() == [w >> 40 for w in words]
 
 
 @given(SHAPES, st.integers(0, 2**32 - 1), st.integers(0, 100))

@@ -40,6 +40,11 @@ Key = tuple[int, int] | Ranking | None
 """Seed and stream of a mask that is drawn, or the ranking that it follows from; None for others."""
 
 
+def count(mask: CodedMask) -> int:
+    """Return how many entries a mask trains."""
+    return int(np.count_nonzero(mask)) if isinstance(mask, np.ndarray) else mask.num_trained
+
+
 def encode_masks(masks: Sequence[CodedMask]) -> bytes:
     """Encode the masks of variables; their keys are not part of it."""
     encoder = Encoder()
