@@ -254,17 +254,25 @@ def draw(rows):
                 [p["spread"] for p in points],
                 color=colors[values],
                 linestyle="-" if mask == "snip" else "--",
-                marker="o",
-                markersize=3,
+                marker="o" if mask == "snip" else "s",
+                markersize=4,
                 label=f"{values}, {'mask of SNIP' if mask == 'snip' else 'drawn mask'}",
             )
         for label, (size, error) in PUBLISHED.get(name, {}).items():
             axes.plot(size, error, "k+")
             axes.annotate(
-                label, (size, error), fontsize=6, xytext=(3, 2), textcoords="offset points"
+                label,
+                (size, error),
+                fontsize=6,
+                rotation=25,
+                xytext=(3, 2),
+                textcoords="offset points",
             )
         axes.set(xscale="log", yscale="log", title=title_of(name))
+        axes.margins(0.12)  # for the labels
         axes.set(xlabel="bytes of the whole file", ylabel="test error, %")
+        axes.xaxis.set_minor_formatter("")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid(alpha=0.3, which="both")
