@@ -12,6 +12,8 @@ from helpers import blobs, compiled, fit, same_bits, sgd, value_of
 import keras_freeze as kf
 from keras_freeze.storage.container import read_container
 
+pytestmark = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested here
+
 
 def network(seed=3):
     keras.utils.set_random_seed(seed)
