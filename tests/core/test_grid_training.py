@@ -134,10 +134,11 @@ def test_training_that_is_resumed_goes_on_bit_for_bit(strategy, tmp_path):
     half.save(tmp_path / "half.keras")
     half.save_weights(tmp_path / "half.weights.h5")
     loaded = keras.models.load_model(tmp_path / "half.keras")
-    restored = new() if strategy == "freeze" else on_grid(dense_model(1), strategy)[0]
-    if strategy == "freeze":
-        restored.load_weights(tmp_path / "half.weights.h5")
-    for resumed in (loaded, half):
+    resumed_models = [loaded, half]
+    if strategy == "freeze":  # Keras does not load the state of an optimizer that is not built
+        resumed_models.append(new())
+        resumed_models[-1].load_weights(tmp_path / "half.weights.h5")
+    for resumed in resumed_models:
         fit(resumed, x, y, epochs=2, batch_size=16)
         for a, b in zip(whole.variables, resumed.variables, strict=True):
             assert same_bits(value_of(a), value_of(b)), a.path
