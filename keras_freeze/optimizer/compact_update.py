@@ -76,12 +76,10 @@ class CompactUpdate(Update):
 
     def _add_whole(self, parameter: Parameter) -> Any:
         """Return what the inner optimizer updates of a variable that is trained whole."""
-        position, path, variable = parameter.position, parameter.path, parameter.variable
+        position, variable = parameter.position, parameter.variable
         if not self._grid.covers(position):
             return variable
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        values = make_variable(backend.to_numpy(variable), dtype, path.split("/")[-1], path)
-        _keras_private.exclude_from_decay_like(self.inner, variable, values)
+        values = self._stand_in(parameter, backend.to_numpy(variable))
         self.grids[position] = self._grid.precise_values(position, values, lambda: None)
         return values
 
@@ -96,14 +94,20 @@ class CompactUpdate(Update):
         self.indices[position] = make_variable(indices, "int32", f"trained_indices_{position}")
         # By NumPy: JAX would compile several functions for each number of entries.
         values = backend.to_numpy(variable).reshape(-1)[indices]
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        self._values[position] = make_variable(values, dtype, path.split("/")[-1], path)
-        _keras_private.exclude_from_decay_like(self.inner, variable, self._values[position])
+        self._values[position] = self._stand_in(parameter, values)
         if self._grid.covers(position):
             read = functools.partial(backend.to_numpy, self.indices[position])
             self.grids[position] = self._grid.precise_values(
                 position, self._values[position], read, indices
             )
+
+    def _stand_in(self, parameter: Parameter, values: np.ndarray) -> Any:
+        """Create the variable that the inner optimizer updates instead of one of the model."""
+        dtype = keras.backend.standardize_dtype(parameter.variable.dtype)
+        path = parameter.path
+        created = make_variable(values, dtype, path.split("/")[-1], path)
+        _keras_private.exclude_from_decay_like(self.inner, parameter.variable, created)
+        return created
 
     @property
     def variables(self) -> list[Any]:

@@ -120,14 +120,16 @@ class DenseUpdate(Update):
         self._decided.assign(True)
 
     def grid_state(self) -> dict[int, np.ndarray]:
-        masks = {position: backend.to_numpy(mask) for position, mask in self._masks.items()}
-        return {p: grid.state(masks.get(p)) for p, grid in self.grids.items()}
+        return {p: grid.state(self._trained(p)) for p, grid in self.grids.items()}
 
     def restore_grid(self, state: Mapping[int, np.ndarray]) -> None:
         for position in self.grids.keys() & state.keys():
-            mask = self._masks.get(position)
-            trained = None if mask is None else backend.to_numpy(mask)
-            self.grids[position].restore(state[position], trained)
+            self.grids[position].restore(state[position], self._trained(position))
+
+    def _trained(self, position: int) -> np.ndarray | None:
+        """Return the mask of the variable at a position; None if it has none."""
+        mask = self._masks.get(position)
+        return None if mask is None else backend.to_numpy(mask)
 
     def apply(self, step: Step) -> None:
         needs_no_branch = backend.STEPS_ARE_EAGER or self._is_partial(step)

@@ -6,9 +6,8 @@ a `.freeze` file holds an integer for each trained value.
 """
 
 import functools
-import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -139,7 +138,7 @@ class GridTraining:
         # Where another optimizer has decided the mask, biases may have been trained since.
         self._initializers: dict[int, Source] = {}
         model = frozen_variables.model_of(optimizer)
-        if model is not None and optimizer.plan.inherits:
+        if self._step is not None and model is not None and optimizer.plan.inherits:
             held = initializers_of(model)
             others = [p for p in parameters if not p.is_frozen_candidate and not p.excluded]
             sources = {
@@ -171,16 +170,20 @@ class GridTraining:
 
     def starts_of(self, position: int, indices: np.ndarray | None) -> np.ndarray:
         """Return the starts of the entries of a variable at flat `indices` (None: all)."""
-        variable, optimizer = self._parameters[position].variable, self._optimizer()
-        values = backend.to_numpy(variable)
-        start = None if optimizer is None else optimizer.starts.get(position)
-        candidates = itertools.chain(
-            [None if start is None else _drawn(start.source, values)],
-            (_placed(placement, values) for placement in placements_of(variable)),
-            [_drawn(self._initializers.get(position), values)],
-        )
+        values = backend.to_numpy(self._parameters[position].variable)
+        candidates = self._candidates(position, values)
         found = next((starts for starts in candidates if starts is not None), values)
         return found if indices is None else found.reshape(-1)[indices]
+
+    def _candidates(self, position: int, values: np.ndarray) -> Iterator[np.ndarray | None]:
+        """Yield what a variable with these values may have started from, the likeliest first."""
+        optimizer = self._optimizer()
+        start = None if optimizer is None else optimizer.starts.get(position)
+        if start is not None:
+            yield _drawn(start.source, values)
+        for placement in placements_of(self._parameters[position].variable):
+            yield _placed(placement, values)
+        yield _drawn(self._initializers.get(position), values)
 
 
 def _placed(placement: Placement, values: np.ndarray) -> np.ndarray | None:

@@ -65,10 +65,8 @@ def _is_on(saved: SavedVariable, placement: Placement) -> bool:
     if placement.read is None:
         return False
     starts = placement.all_starts(saved.values())[saved.is_stored]
-    points = nearest(saved, placement.grid, Source(CONSTANT), starts)
-    if points is None or not points.integers.any():
-        return False
-    return np.array_equal(points.bits, saved.bits[saved.is_stored])
+    points = _exact(saved, placement.grid, Source(CONSTANT), starts)
+    return points is not None and bool(points.integers.any())
 
 
 def _with_starts(
@@ -78,38 +76,35 @@ def _with_starts(
     base: Sequence[Any] | None,
 ) -> tuple[Grid, Source, np.ndarray] | None:
     """Return the grid, the origin and the starts of stored values; None if nobody can say."""
-    origin = placement.origin
-    if origin is None:
-        origin = _origin_of_starts(saved, placement, candidates, base)
-    starts = None if origin is None else _starts(saved, origin, base)
-    return None if origin is None or starts is None else (placement.grid, origin, starts)
+    if placement.origin is not None:
+        starts = _starts(saved, placement.origin, base)
+        return None if starts is None else (placement.grid, placement.origin, starts)
+    known = placement.all_starts(saved.values())[saved.is_stored]
+    bits = as_bits(known)
+    if bits.size and (bits == bits[0]).all():
+        return placement.grid, Source(CONSTANT, pattern=int(bits[0])), known
+    for source in candidates:
+        starts = _starts(saved, source, base)
+        if starts is not None and np.array_equal(as_bits(starts), bits):
+            return placement.grid, source, starts
+    return None
 
 
 def _points(saved: SavedVariable, grid: Grid, origin: Source, starts: np.ndarray) -> OnGrid | None:
     """Return the stored values as points of a grid; None if they are not, or take fewer bits."""
-    points = nearest(saved, grid, origin, starts)
-    if points is None or not np.array_equal(points.bits, saved.bits[saved.is_stored]):
+    points = _exact(saved, grid, origin, starts)
+    if points is None:
         return None
     # On a very fine grid, the values as they are take fewer bits.
     is_small = num_bits(points.integers) < _SHARE_OF_BITS * 8 * points.bits.nbytes
     return points if is_small else None
 
 
-def _origin_of_starts(
-    saved: SavedVariable,
-    placement: Placement,
-    candidates: Sequence[Source],
-    base: Sequence[Any] | None,
-) -> Source | None:
-    """Return where the starts come from that training has used; None if nobody can say."""
-    bits = as_bits(placement.all_starts(saved.values()))[saved.is_stored]
-    if bits.size and (bits == bits[0]).all():
-        return Source(CONSTANT, pattern=int(bits[0]))
-    for source in candidates:
-        starts = _starts(saved, source, base)
-        if starts is not None and np.array_equal(as_bits(starts), bits):
-            return source
-    return None
+def _exact(saved: SavedVariable, grid: Grid, origin: Source, starts: np.ndarray) -> OnGrid | None:
+    """Return the stored values as points of a grid; None if they are not."""
+    points = nearest(saved, grid, origin, starts)
+    is_exact = points is not None and np.array_equal(points.bits, saved.bits[saved.is_stored])
+    return points if is_exact else None
 
 
 def round_to_grid(
