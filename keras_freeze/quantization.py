@@ -27,8 +27,9 @@ from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.grid_values import SCALES, largest_difference, nearest, origins
 from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
+from keras_freeze.storage.saved_variable import SavedVariable, paths_of
 from keras_freeze.storage.saving import sourced_variables, state_of
-from keras_freeze.storage.sources import SavedVariable, paths_of, unexplained
+from keras_freeze.storage.sources import unexplained
 
 # Batches from which curvatures are estimated: for each variable, one number.
 _MOST_BATCHES = 64

@@ -86,7 +86,7 @@ class Original:
 def write_originals(folder: Path) -> list[Original]:
     """Write files of several kinds, and return their contents."""
     makers: list[Callable[[Path], keras.Model | None]] = [_seeded, _decayed, _pruned, _delta]
-    makers += [_on_a_grid_and_drawn, _mask_only]
+    makers += [_changed, _on_a_grid_and_drawn, _mask_only]
     originals = []
     for maker in [*makers, _with_operations, _recurrent]:
         path = folder / f"{maker.__name__}.freeze"
@@ -143,6 +143,16 @@ def _delta(path: Path) -> keras.Model:
     base, model = _dense(3), _dense(4)
     model.set_weights(base.get_weights())
     kf.save(_trained(model), path, base=base)
+    return base
+
+
+def _changed(path: Path) -> keras.Model:
+    base, model = _dense(7), _dense(8)
+    model.set_weights(base.get_weights())
+    kernel = np.array(base.trainable_variables[0])
+    kernel[0] *= 1.01
+    model.trainable_variables[0].assign(kernel)
+    kf.save(model, path, base=base)
     return base
 
 

@@ -42,6 +42,14 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
+def rounded_to(bits: np.ndarray, dtype: str, other: str) -> np.ndarray:
+    """Return values in another dtype; all as bit patterns."""
+    if dtype == other:
+        return bits
+    with np.errstate(over="ignore"):
+        return as_bits(from_bits(bits, dtype).astype(numpy_dtype(other)))
+
+
 def little_endian(bits: np.ndarray) -> Any:
     """Return bit patterns as a little-endian buffer, the same on every machine."""
     return np.ascontiguousarray(bits, bits.dtype.newbyteorder("<")).data

@@ -16,7 +16,8 @@ from keras_freeze.placements import Placement, may_be_rounded, placements_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
 from keras_freeze.storage.coding.integers import num_bits
 from keras_freeze.storage.origin import guess
-from keras_freeze.storage.sources import SavedVariable, align, paths_of
+from keras_freeze.storage.saved_variable import SavedVariable, paths_of
+from keras_freeze.storage.sources import align
 
 SCALES = 2.0 ** (1 - np.arange(24 * 4) / 4)
 """Steps to try, of the largest difference: from twice of it down, each 2^(1/4) times the next."""

@@ -10,10 +10,8 @@ from typing import Any
 
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
-from keras_freeze.grids import DTYPES, Grid, default_origin
-from keras_freeze.masks.ranked import Ranking
 from keras_freeze.masks.settings import Settings
-from keras_freeze.starts import BASE, INITIALIZER, SEED, Source
+from keras_freeze.starts import BASE, SEED
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
 from keras_freeze.storage.fields import (
@@ -28,145 +26,10 @@ from keras_freeze.storage.fields import (
     num_rescued_of,
     versions_of,
 )
+from keras_freeze.storage.records import VariableRecord
 
 _BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn or ranked
 _BYTES_OF_ORTHOGONAL = 80  # for each entry of a weight that is drawn so
-
-
-@dataclass(frozen=True)
-class EntryRecord:
-    """The place of a variable in the freezing mask.
-
-    Attributes:
-        position: The variable's position, as in `MaskEntry`.
-        is_weight: Whether the entry counts as a weight, as in `MaskEntry`.
-        settings: The index of the settings in the header that decided the entry.
-        key: Seed and stream of a mask that is drawn, or its ranking; None for others.
-    """
-
-    position: int
-    is_weight: bool
-    settings: int = 0
-    key: tuple[int, int] | Ranking | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of a variable that describe its mask."""
-        mask = [self.position, int(self.is_weight)]
-        described: dict[str, Any] = {"mask": [*mask, self.settings] if self.settings else mask}
-        if isinstance(self.key, Ranking):
-            described["ranked"] = list(self.key.key or ())
-        elif self.key is not None:
-            described["drawn"] = list(self.key)
-        return described
-
-    @classmethod
-    def from_json(cls, described: Mapping[str, Any]) -> "EntryRecord | None":
-        """Read what `to_json` writes, if the variable has a mask."""
-        if "mask" not in described:
-            if "drawn" in described or "ranked" in described:
-                raise FreezeFileError("a variable without a mask has a drawn or ranked one")
-            return None
-        position, is_weight, *rest = check_type("mask", described["mask"], list)
-        (settings,) = rest or [0]
-        key: tuple[int, int] | Ranking | None = None
-        if "drawn" in described:
-            key = _generator_key("drawn", described["drawn"])
-        if "ranked" in described:
-            if key is not None:
-                raise FreezeFileError("a mask is both drawn and ranked")
-            ranked = check_type("ranked", described["ranked"], list)
-            key = Ranking(_generator_key("ranked", ranked) if ranked else None)
-        return cls(
-            check_json_int("position", position, 2**31),
-            bool(check_json_int("mask", is_weight, 2)),
-            check_json_int("settings", settings, 2**16),
-            key,
-        )
-
-
-@dataclass(frozen=True)
-class VariableRecord:
-    """One variable of the model.
-
-    Attributes:
-        path, shape, dtype: As in the model that was saved.
-        source: Where the values come from that are not in the file; None if all are in the file.
-        entry: The variable's place in the mask; None for a variable without a mask.
-        stored_dtype: The dtype of the values in the file.
-        trainable: Whether the variable is a parameter; statistics and random states are not.
-        checksum: CRC-32 of all values, little-endian, as they are once loaded.
-        grid: The grid that the values in the file are on, as integers; None for values as they are.
-        origin: Where the starts of these come from; None for `source`, and 0 without a source.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    source: Source | None
-    entry: EntryRecord | None
-    stored_dtype: str
-    trainable: bool
-    checksum: int
-    grid: Grid | None = None
-    origin: Source | None = None
-
-    @property
-    def size(self) -> int:
-        """The number of values of the variable."""
-        return math.prod(self.shape)
-
-    @property
-    def sources(self) -> list[Source]:
-        """The sources that give all values of the variable: `source` and `origin`."""
-        return [source for source in (self.source, self.origin) if source is not None]
-
-    @property
-    def starts_from(self) -> Source:
-        """Where the starts of values on a grid come from."""
-        return default_origin(self.source) if self.origin is None else self.origin
-
-    def num_stored(self, num_trained: int) -> int:
-        """Return the number of values in the file, given how many its mask trains."""
-        if self.source is None:
-            return self.size
-        return 0 if self.entry is None else num_trained
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as a JSON object without the fields that have their defaults."""
-        described: dict[str, Any] = {"path": self.path, "shape": list(self.shape)}
-        if self.dtype != "float32":
-            described["dtype"] = self.dtype
-        if self.source is not None:
-            described["source"] = self.source.to_json()
-        if self.entry is not None:
-            described.update(self.entry.to_json())
-        if self.stored_dtype != self.dtype:
-            described["stored_dtype"] = self.stored_dtype
-        if self.grid is not None:
-            described["grid"] = self.grid.step
-        if self.origin is not None:
-            described["origin"] = self.origin.to_json()
-        if not self.trainable:
-            described["trainable"] = False
-        return {**described, "crc32": self.checksum}
-
-    @classmethod
-    def from_json(cls, value: Any) -> "VariableRecord":
-        """Read what `to_json` writes."""
-        described = check_type("variable", value, dict)
-        dtype = check_dtype(described.get("dtype", "float32"))
-        return cls(
-            path=check_type("path", described["path"], str),
-            shape=check_shape(described["shape"]),
-            dtype=dtype,
-            source=Source.from_json(described["source"]) if "source" in described else None,
-            entry=EntryRecord.from_json(described),
-            stored_dtype=check_dtype(described.get("stored_dtype", dtype)),
-            trainable=check_type("trainable", described.get("trainable", True), bool),
-            checksum=check_json_int("crc32", described["crc32"], 2**32),
-            grid=Grid(check_finite("grid", described["grid"])) if "grid" in described else None,
-            origin=Source.from_json(described["origin"]) if "origin" in described else None,
-        )
 
 
 @dataclass(frozen=True)
@@ -356,16 +219,9 @@ class Header:
         for record in self.records:
             if self.settings and record.entry and record.entry.settings >= len(self.settings):
                 raise FreezeFileError(f"{record.path!r} has settings that are missing")
-            for source in record.sources:
-                if source.pattern >> 8 * WIDTHS[record.dtype]:
-                    raise FreezeFileError(f"{record.path!r} has a constant of too many bits")
-                if source.kind == BASE and self.base is None:
-                    raise FreezeFileError(f"{record.path!r} comes from a base that is missing")
-            _check_grid(record)
-            _check_ranking(record)
-            rounded = record.dtype == "float32" and record.stored_dtype in ("float16", "bfloat16")
-            if record.stored_dtype != record.dtype and not rounded:
-                raise FreezeFileError(f"{record.path!r} is stored as {record.stored_dtype}")
+            if self.base is None and any(source.kind == BASE for source in record.sources):
+                raise FreezeFileError(f"{record.path!r} comes from a base that is missing")
+            record.check()
 
     @property
     def num_bytes(self) -> int:
@@ -374,7 +230,7 @@ class Header:
         computed = [r for r in self.records if r.entry is not None and r.entry.key is not None]
         needed += sum(extent(r.shape) * _BYTES_TO_DRAW for r in computed)
         # The starts, and the integers and indices in 8 bytes each.
-        gridded = [r for r in self.records if r.grid is not None]
+        gridded = [r for r in self.records if r.grid is not None or r.has_differences]
         needed += sum(extent(r.shape) * (WIDTHS[r.dtype] + 16) for r in gridded)
         drawn = [(r, source) for r in self.records for source in r.sources]
         orthogonal = [r for r, source in drawn if source.distribution == "orthogonal"]
@@ -387,7 +243,8 @@ class Header:
     def version(self) -> int:
         """The first version of the format that has all of this."""
         has_keys = any(part.key is not None for part in self.mask_parts)
-        return 2 if has_keys or any(r.grid is not None for r in self.records) else 1
+        is_new = [r.grid is not None or r.is_changed or r.has_differences for r in self.records]
+        return 2 if has_keys or any(is_new) else 1
 
     @property
     def mask_parts(self) -> list[MaskPart]:
@@ -398,33 +255,10 @@ class Header:
             if r.entry is not None
         ]
 
-
-def _generator_key(name: str, value: Any) -> tuple[int, int]:
-    seed, stream = check_type(name, value, list)
-    return check_json_int("seed", seed, 2**64), check_json_int("stream", stream, 2**64)
-
-
-def _check_ranking(record: VariableRecord) -> None:
-    """Refuse a mask that is to follow from starts that the file does not give."""
-    if record.entry is None or record.entry.key != Ranking(None):
-        return
-    source = record.source
-    if source is None or source.kind not in (SEED, BASE) or record.dtype not in DTYPES:
-        raise FreezeFileError(f"{record.path!r} has a ranked mask and no starts")
-
-
-def _check_grid(record: VariableRecord) -> None:
-    """Refuse integers where a file has none."""
-    if record.grid is None:
-        if record.origin is not None:
-            raise FreezeFileError(f"{record.path!r} has an origin without a grid")
-        return
-    if record.dtype not in DTYPES or record.stored_dtype != record.dtype:
-        raise FreezeFileError(f"{record.path!r} of dtype {record.dtype} has a grid")
-    if record.source is not None and record.entry is None:
-        raise FreezeFileError(f"{record.path!r} has a grid and no stored values")
-    if record.origin is not None and record.origin.kind == INITIALIZER:
-        raise FreezeFileError(f"{record.path!r} has an initializer of Keras as its origin")
+    @property
+    def changed(self) -> list[VariableRecord]:
+        """The variables of which the file says where they are changed, after the mask."""
+        return [r for r in self.records if r.is_changed]
 
 
 def _settings(value: Any) -> Settings:

@@ -13,8 +13,9 @@ from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
 from keras_freeze.storage.coding.masks import count_masks
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import naming
-from keras_freeze.storage.header import Header, VariableRecord
-from keras_freeze.storage.masks import MaskHeader, read_header
+from keras_freeze.storage.header import Header
+from keras_freeze.storage.masks import MaskHeader, read_header, shapes_and_keys
+from keras_freeze.storage.records import VariableRecord
 
 _MOST_DECODED = 1 << 29  # entries of masks; few bytes may stand for many
 _MOST_ROWS = 1_000
@@ -154,12 +155,13 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         container = read_container(path)
         header = read_header(container)
         parts = header.mask_parts
-        keys = [part.key for part in parts]
-        counts = count_masks(container.mask, [part.shape for part in parts], _MOST_DECODED, keys)
-    known: Sequence[int | None] = [None] * len(parts) if counts is None else counts
+        shapes, keys = shapes_and_keys(header)
+        counts = count_masks(container.mask, shapes, _MOST_DECODED, keys)
+    known: Sequence[int | None] = [None] * len(shapes) if counts is None else counts
+    known, changed = known[: len(parts)], known[len(parts) :]
     q = None
     if counts is not None:
-        weights = [(part.size, n) for part, n in zip(parts, counts, strict=True) if part.is_weight]
+        weights = [(p.size, n) for p, n in zip(parts, counts, strict=False) if p.is_weight]
         q = _frozen_share(weights)
     shared: dict[str, Any] = {
         "path": os.fspath(path),
@@ -174,7 +176,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         )
         dense_bytes = sum(part.size for part in parts)
         return Inspection(**shared, rows=rows, freeze_rate=q, dense_bytes=dense_bytes)
-    rows = tuple(_rows(header, known))
+    rows = tuple(_rows(header, known, changed))
     parameters = [
         (record.size, record.size if row.num_trained is None else row.num_trained)
         for record, row in zip(header.records, rows, strict=True)
@@ -195,12 +197,17 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     )
 
 
-def _rows(header: Header, counts: Sequence[int | None]) -> Iterator[Row]:
-    remaining = iter(counts)
+def _rows(
+    header: Header, trained: Sequence[int | None], changed: Sequence[int | None]
+) -> Iterator[Row]:
+    """Yield a row for each variable; the counts are of all masks, and of all that are changed."""
+    trained_counts, changed_counts = iter(trained), iter(changed)
     for record in header.records:
-        num_trained = None if record.entry is None else next(remaining)
-        is_known = num_trained is not None or record.entry is None or record.source is None
-        num_stored = record.num_stored(num_trained or 0) if is_known else None
+        num_trained = None if record.entry is None else next(trained_counts)
+        num_chosen = next(changed_counts) if record.is_changed else num_trained
+        has_mask = record.entry is not None or record.is_changed
+        is_known = num_chosen is not None or not has_mask or record.source is None
+        num_stored = record.num_stored(num_chosen or 0) if is_known else None
         yield Row(
             record.path, record.shape, record.dtype, num_stored, _describe(record), num_trained
         )

@@ -23,7 +23,7 @@ from keras_freeze.storage.checks.creation import only_announced
 from keras_freeze.storage.checks.memory import limit_of
 from keras_freeze.storage.container import Container, is_container, read_container
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
-from keras_freeze.storage.header import Header, VariableRecord
+from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
     are_integers,
     build_model,
@@ -34,6 +34,7 @@ from keras_freeze.storage.keras_model import (
     set_bits,
     variables_of,
 )
+from keras_freeze.storage.records import VariableRecord
 from keras_freeze.storage.restoring import (
     Values,
     check_fingerprint,

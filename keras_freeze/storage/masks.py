@@ -17,7 +17,7 @@ from keras_freeze.masks.drawn import Draw
 from keras_freeze.masks.ranked import Ranked
 from keras_freeze.starts import SEED
 from keras_freeze.storage.checks.memory import check_announced
-from keras_freeze.storage.coding.masks import CodedMask, decode_masks, encode_masks
+from keras_freeze.storage.coding.masks import CodedMask, Key, decode_masks, encode_masks
 from keras_freeze.storage.container import Container, read_container, write_container
 from keras_freeze.storage.errors import (
     FreezeFileError,
@@ -40,6 +40,7 @@ from keras_freeze.storage.fields import (
 )
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.old_masks import is_old_mask, read_old_mask
+from keras_freeze.storage.records import VariableRecord
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class MaskHeader:
     versions: Mapping[str, str]
     mask_parts: list[MaskPart]
     num_rescued: int
+
+    @property
+    def changed(self) -> list[VariableRecord]:
+        """As in `Header`: none, in a file without values."""
+        return []
 
     def to_json(self) -> dict[str, Any]:
         """Return the header as a JSON object."""
@@ -116,6 +122,7 @@ def read_mask(path: str | os.PathLike[str]) -> tuple[list[PlainEntry], int]:
         if isinstance(header, Header) and not header.mask_parts:
             raise FreezeFileError("The file holds a model without a freezing mask.")
         coded = decode_coded(header, container)
+        coded = coded[: len(header.mask_parts)]
         entries, _ = entries_of(header, coded, _starts_from_seeds(header))
         return entries, header.num_rescued
 
@@ -130,10 +137,16 @@ def read_header(container: Container) -> Header | MaskHeader:
 
 
 def decode_coded(header: Header | MaskHeader, container: Container) -> list[CodedMask]:
-    """Return the masks of a file as they are coded, in the order of `header.mask_parts`."""
+    """Return the masks of a file as they are coded: of `header.mask_parts`, then `changed`."""
     with refusing():
-        parts = header.mask_parts
-        return decode_masks(container.mask, [p.shape for p in parts], [p.key for p in parts])
+        return decode_masks(container.mask, *shapes_and_keys(header))
+
+
+def shapes_and_keys(header: Header | MaskHeader) -> tuple[list[tuple[int, ...]], list[Key]]:
+    """Return the shapes and keys of all masks of a file, in the order in which it holds them."""
+    parts, changed = header.mask_parts, header.changed
+    shapes = [part.shape for part in parts] + [record.shape for record in changed]
+    return shapes, [*(part.key for part in parts), *(None for _ in changed)]
 
 
 def entries_of(

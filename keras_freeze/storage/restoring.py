@@ -1,24 +1,25 @@
 """Restore the values of all variables of a model from a `.freeze` file."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
-from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze._utils.bits import WIDTHS, as_bits, checksum, from_bits, rounded_to
 from keras_freeze.initializers.of_layers import start_of, versions
 from keras_freeze.masks.drawn import Draw
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.parameters import path_of, same_path
 from keras_freeze.placements import Placement
 from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Start
-from keras_freeze.storage.coding.masks import count
+from keras_freeze.storage.coding.differences import values_at
+from keras_freeze.storage.coding.masks import CodedMask, count
 from keras_freeze.storage.coding.values import INTEGERS, decode_values
 from keras_freeze.storage.container import Container
 from keras_freeze.storage.errors import FreezeFileError
-from keras_freeze.storage.header import Header, VariableRecord
+from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
     are_integers,
     dtype_of,
@@ -27,6 +28,7 @@ from keras_freeze.storage.keras_model import (
 )
 from keras_freeze.storage.masks import decode_coded, entries_of
 from keras_freeze.storage.origin import check_generator, regenerate, scaled
+from keras_freeze.storage.records import VariableRecord
 
 _T = TypeVar("_T")
 
@@ -59,9 +61,8 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         FreezeFileError: If the values cannot be decoded, or do not match their checksums.
     """
     coded = decode_coded(header, container)
-    positions = [part.position for part in header.mask_parts]
-    counts = dict(zip(positions, map(count, coded), strict=True))
-    stored, optimizer = _stored_values(header, container, counts)
+    coded, changed = coded[: len(header.mask_parts)], coded[len(header.mask_parts) :]
+    stored, optimizer = _stored_values(header, container, _num_chosen(header, coded, changed))
     sources = [(source, r.shape, r.dtype) for r in header.records for source in r.sources]
     if any(source.kind == SEED for source, _, _ in sources):
         check_generator(header)
@@ -69,8 +70,7 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     plain, draws = entries_of(header, coded, _starts(header, given))
     entries = [MaskEntry(*entry) for entry in plain]
     mask = FreezeMask(entries, num_rescued=header.num_rescued) if entries else None
-    trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
-    masks = [None if r.entry is None else trained[r.entry.position] for r in header.records]
+    masks = _chosen(header, entries, changed)
     sourced = iter(given)
     values: list[np.ndarray] = []
     starts: dict[int, Start] = {}
@@ -85,13 +85,16 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
             # A base may not be at hand later.
             read = _returns(known) if record.starts_from.kind == BASE else None
             placement = Placement(record.grid, record.starts_from, read)
+        else:
+            bits = _decoded(record, bits, None if chosen is None or rest is None else rest[chosen])
         placements.append(placement)
         if rest is not None and record.source is not None:
             if record.entry is not None and record.source.kind in (SEED, INITIALIZER):
                 start = start_of(record.source, rest, header.versions)
                 starts[record.entry.position] = start
             if chosen is not None:
-                if header.decay_scale is not None and record.source.kind != CONSTANT:
+                is_scaled = record.source.kind != CONSTANT and not record.is_changed
+                if header.decay_scale is not None and is_scaled:
                     rest = scaled(rest, record.dtype, header.decay_scale)
                 rest[chosen] = bits
             bits = rest
@@ -158,31 +161,63 @@ def check_variables(header: Header, variables: Sequence[Any]) -> None:
             )
 
 
+def _num_chosen(
+    header: Header, trained: Sequence[CodedMask], changed: Sequence[CodedMask]
+) -> list[int]:
+    """Return of how many entries of each variable the file says that they are changed or trained.
+
+    `trained` and `changed` are the masks of `header.mask_parts` and of `header.changed`.
+    """
+    trained_counts, changed_counts = map(count, trained), map(count, changed)
+    counts = []
+    for record in header.records:
+        number = 0 if record.entry is None else next(trained_counts)
+        counts.append(next(changed_counts) if record.is_changed else number)
+    return counts
+
+
+def _chosen(
+    header: Header, entries: Sequence[MaskEntry], changed: Sequence[CodedMask]
+) -> list[np.ndarray | None]:
+    """Return which entries of each variable are changed or trained; None if the file says none."""
+    trained = {entry.position: entry.trained.reshape(-1) for entry in entries}
+    masks, places = [], iter(changed)
+    for record in header.records:
+        chosen = None if record.entry is None else trained[record.entry.position]
+        if record.is_changed:
+            changed_here = next(places)
+            assert isinstance(changed_here, np.ndarray)  # which are coded entry by entry
+            chosen = changed_here.reshape(-1)
+        masks.append(chosen)
+    return masks
+
+
 def _stored_values(
-    header: Header, container: Container, counts: Mapping[int, int]
+    header: Header, container: Container, counts: Sequence[int]
 ) -> tuple[list[np.ndarray], Iterator[np.ndarray]]:
     """Return the values in the file, of the model's variables and of the optimizer's.
 
-    `counts` are how many entries the masks train, by position.
+    `counts` are those of `_num_chosen`.
     """
     kinds = [
-        (
-            r.num_stored(0 if r.entry is None else counts[r.entry.position]),
-            WIDTHS[r.stored_dtype] if r.grid is None else INTEGERS,
-        )
-        for r in header.records
+        (r.num_stored(n), INTEGERS if r.are_integers else WIDTHS[r.stored_dtype])
+        for r, n in zip(header.records, counts, strict=True)
     ]
     slots = () if header.optimizer is None else header.optimizer.slots
     kinds += [(slot.size, WIDTHS[slot.dtype]) for slot in slots]
     decoded = decode_values(container.exponents, container.mantissas, kinds)
-    stored = []
-    for record in header.records:
-        bits = next(decoded)
-        if record.stored_dtype != record.dtype:
-            rounded = from_bits(bits, record.stored_dtype)
-            bits = as_bits(rounded.astype(numpy_dtype(record.dtype)))
-        stored.append(bits)
-    return stored, decoded
+    return [next(decoded) for _ in header.records], decoded
+
+
+def _decoded(record: VariableRecord, stored: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
+    """Return stored values as bit patterns of the variable's dtype.
+
+    `starts` are the values of the source in their place.
+    """
+    if record.has_differences:
+        assert starts is not None
+        stored = values_at(rounded_to(starts, record.dtype, record.stored_dtype), stored)
+    return rounded_to(stored, record.stored_dtype, record.dtype)
 
 
 def check_rest(values: Values) -> None:

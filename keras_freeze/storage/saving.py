@@ -19,6 +19,7 @@ from keras_freeze.masks.settings import Settings
 from keras_freeze.model_state import ModelOptimizers, get_mask
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import path_of
+from keras_freeze.storage.changes import set_changes
 from keras_freeze.storage.checks.configuration import check_configuration
 from keras_freeze.storage.checks.creation import only_announced
 from keras_freeze.storage.coding.masks import encode_masks
@@ -40,12 +41,11 @@ from keras_freeze.storage.keras_model import (
 )
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.restoring import check_variables
+from keras_freeze.storage.saved_variable import SavedVariable, saved_variables
 from keras_freeze.storage.sources import (
-    SavedVariable,
     check_explained,
     find_rankings,
     find_sources,
-    saved_variables,
     set_starts,
     warn_if_not_portable,
 )
@@ -82,7 +82,8 @@ def save(
             drawn from a seed.
         path: Path of the file, for example `"digits.freeze"`.
         base: A model, or the path of a `.keras` or `.freeze` file, that the receiver has. Values
-            equal to those of the base are left out, and `load` and `apply_delta` need the base.
+            equal to those of the base are left out, whatever trained the model; others are stored
+            as differences where these are smaller. `load` and `apply_delta` need the base.
             Defaults to `None`.
         values: The dtype in which values of float32 parameters are stored: `"float32"` (exact),
             or rounded to `"float16"` or `"bfloat16"`; or a `keras_freeze.storage.Grid`, to which
@@ -135,6 +136,7 @@ def save(
         round_to_grid(model, variables, base_variables, values)
     if not include_frozen:
         check_explained(variables)
+    set_changes(variables, base_variables)
     header = Header(
         versions=versions(),
         generator=initializers.GENERATOR,
@@ -151,7 +153,10 @@ def save(
     exponents, mantissas = encode_values(
         [saved.stored() for saved in variables] + [bits_of(v) for v in optimizer_values]
     )
-    masks = encode_masks([saved.coded_mask for saved in variables if saved.entry is not None])
+    masks = encode_masks(
+        [saved.coded_mask for saved in variables if saved.entry is not None]
+        + [saved.changed.reshape(saved.shape) for saved in variables if saved.changed is not None]
+    )
     _check_allowed(config)
     _check_loads_again(model, header, include_optimizer)
     warn_if_not_portable(variables)

@@ -44,13 +44,14 @@ def read(path, base=None):
     if "base" in header:
         _require(base is not None, "the file needs its base")
         _require(fingerprint(base) == header["base"], "this is another base")
-    masks, reads = read_masks(header["variables"], mask, base)
+    masks, changed, reads = read_masks(header["variables"], mask, base)
     optimizer = header.get("optimizer", {"variables": []})["variables"]
-    kinds = [_stored(entry, masks.get(i)) for i, entry in enumerate(header["variables"])]
+    places = {**masks, **changed}  # of the values that are in the file
+    kinds = [_stored(entry, places.get(i)) for i, entry in enumerate(header["variables"])]
     kinds += [(math.prod(shape), dtype) for _, shape, dtype in optimizer]
     stored = read_values(kinds, exponents, mantissas)
     variables = [
-        (entry["path"], put_together(entry, stored[i], masks.get(i), base, header))
+        (entry["path"], put_together(entry, stored[i], places.get(i), base, header))
         for i, entry in enumerate(header["variables"])
     ]
     state = [
@@ -65,7 +66,7 @@ def read_mask_only(path):
     header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
     _require(header["content"] == "mask", "the file holds a model")
     _require(not exponents and not mantissas, "bytes are left over")
-    masks, _ = read_masks(header["variables"], mask)
+    masks, _, _ = read_masks(header["variables"], mask)
     return [
         (entry["mask"][0], entry["path"], masks[i], entry["mask"][1] == 1)
         for i, entry in enumerate(header["variables"])
@@ -241,7 +242,12 @@ def read_masks(entries, section, base=None):
             masks[i] = read_ranked(stream, entry, base)
         else:
             masks[i] = read_mask(stream, entry["shape"])
-    return masks, +stream.reads  # without what occurred no times
+    changed = {
+        i: read_mask(stream, entry["shape"])
+        for i, entry in enumerate(entries)
+        if entry.get("changed")
+    }
+    return masks, changed, +stream.reads  # without what occurred no times
 
 
 def read_ranked(stream, entry, base):
@@ -326,7 +332,7 @@ def level_rate(level):
 def _stored(entry, mask):
     """How many values of a variable are in the file, and their dtype; None for integers."""
     dtype = None
-    if "grid" not in entry:
+    if "grid" not in entry and not entry.get("differences"):
         dtype = entry.get("stored_dtype", entry.get("dtype", "float32"))
     if "source" not in entry:
         return math.prod(entry["shape"]), dtype
@@ -367,13 +373,16 @@ def put_together(entry, stored, mask, base, header):
     if "grid" in entry:
         chosen = mask if "source" in entry else np.ones(entry["shape"], bool)
         stored = on_grid(starts(entry, dtype, base)[chosen], stored, entry["grid"])
+    if entry.get("differences"):
+        stored = above(from_source(entry, dtype, base)[mask], stored, entry)
     stored = stored.astype(dtype)
     if "source" not in entry:
         values = stored.reshape(entry["shape"])
     else:
         values = from_source(entry, dtype, base)
         if mask is not None:
-            if "decay_scale" in header and entry["source"][0] != "constant":
+            is_scaled = entry["source"][0] != "constant" and not entry.get("changed")
+            if "decay_scale" in header and is_scaled:
                 values *= dtype.type(header["decay_scale"])
             values[mask] = stored
     _require(zlib.crc32(values.tobytes()) == entry["crc32"], f"{entry['path']} differs")
@@ -384,6 +393,19 @@ def starts(entry, dtype, base):
     """What the differences on a grid are added to."""
     described = entry.get("origin", entry.get("source", ["constant", 0]))
     return from_source({**entry, "source": described}, dtype, base)
+
+
+def above(start, integers, entry):
+    """The values so many representable numbers above their starts."""
+    dtype = np.dtype(entry.get("stored_dtype", start.dtype.name))
+    bits = 8 * dtype.itemsize
+    half, whole = 2 ** (bits - 1), 2**bits
+    patterns = []
+    for u, d in zip(start.astype(dtype).view(f"<u{bits // 8}").tolist(), integers, strict=True):
+        rank = u + half if u < half else whole - 1 - u
+        rank = (rank + int(d)) % whole
+        patterns.append(rank - half if rank >= half else whole - 1 - rank)
+    return np.array(patterns, f"<u{bits // 8}").view(dtype)
 
 
 def on_grid(start, integers, step):

@@ -80,6 +80,12 @@ def decode_values(
     decoder.finish()
 
 
+def num_bits_of_patterns(array: np.ndarray) -> float:
+    """Return about how many bits `encode_values` takes for bit patterns."""
+    head, tail = _split(array)
+    return Histogram.cost(np.bincount(head, minlength=256)) + 8.0 * tail.size if head.size else 0.0
+
+
 def _are_integers(array: np.ndarray) -> bool:
     return array.dtype.kind == "i"
 
