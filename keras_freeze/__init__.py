@@ -45,7 +45,14 @@ if TYPE_CHECKING or not _is_command_line():
         restrict_gradients,
         value_and_grad,
     )
-    from keras_freeze.storage import FreezeFileError, apply_delta, load, remove_delta, save
+    from keras_freeze.storage import (
+        DeltaSet,
+        FreezeFileError,
+        apply_delta,
+        load,
+        remove_delta,
+        save,
+    )
 
 _aliases.install()
 
@@ -65,6 +72,7 @@ _LAZY_MODULES = (
 )
 
 __all__ = [
+    "DeltaSet",
     "FreezeFileError",
     "FreezeMask",
     "FreezeOptimizer",

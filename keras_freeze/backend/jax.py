@@ -195,14 +195,20 @@ def _assign_flat(variable: Any, indices: Any, values: Any, others: Any) -> None:
     is_single = indices.shape[0] == 1
     if is_single:  # twice: for one entry alone, XLA copies the variable
         indices, values = jnp.repeat(indices, 2), jnp.repeat(values, 2)
-    flat = jnp.reshape(_as_bits(others), -1)
+    # Outside a compiled step, one program copies the variable once.
+    replace = _replaced if any(map(is_tracer, (others, indices, values))) else _replaced_at_once
+    variable.assign(replace(others, indices, values, not is_single))
+
+
+def _replaced(array: Any, indices: Any, values: Any, unique: bool) -> Any:
+    flat = jnp.reshape(_as_bits(array), -1)
     flat = flat.at[indices].set(
-        values,
-        indices_are_sorted=True,
-        unique_indices=not is_single,
-        wrap_negative_indices=False,
+        values, indices_are_sorted=True, unique_indices=unique, wrap_negative_indices=False
     )
-    variable.assign(jnp.reshape(_from_bits(flat, others.dtype), variable.shape))
+    return jnp.reshape(_from_bits(flat, array.dtype), array.shape)
+
+
+_replaced_at_once = jax.jit(_replaced, static_argnums=3)
 
 
 def top_k_mask(scores: Any, k: int) -> Any:

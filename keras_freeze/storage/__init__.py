@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_freeze.grids import Bits, Grid
+    from keras_freeze.storage.delta_set import DeltaSet
     from keras_freeze.storage.deltas import apply_delta, remove_delta
     from keras_freeze.storage.errors import FreezeFileError
     from keras_freeze.storage.inspection import Inspection, inspect
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Bits": "grids",
+    "DeltaSet": "storage.delta_set",
     "FreezeFileError": "storage.errors",
     "Grid": "grids",
     "Inspection": "storage.inspection",
@@ -28,6 +30,7 @@ _MODULES = {
 
 __all__ = [
     "Bits",
+    "DeltaSet",
     "FreezeFileError",
     "Grid",
     "Inspection",

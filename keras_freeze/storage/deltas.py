@@ -7,42 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
+from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze.parameters import path_of
 from keras_freeze.placements import remember_grids
 from keras_freeze.starts import BASE
-from keras_freeze.storage.container import read_container
-from keras_freeze.storage.errors import FreezeFileError, naming, refusing
+from keras_freeze.storage.container import Container, read_container
+from keras_freeze.storage.errors import FreezeFileError, check_path, naming, refusing
 from keras_freeze.storage.header import Header
-from keras_freeze.storage.keras_model import (
-    bits_of,
-    check_built,
-    dtype_of,
-    fingerprint,
-    finish_loading,
-    is_random_state,
-    set_bits,
-    values_for,
-    variables_of,
-)
+from keras_freeze.storage.keras_model import bits_of, check_built, fingerprint, variables_of
+from keras_freeze.storage.patches import Patch, apply_all, patches_to
 from keras_freeze.storage.restoring import (
+    Values,
     check_fingerprint,
     check_rest,
     check_variables,
     restored,
 )
+from keras_freeze.storage.undo import write_undo
 from keras_freeze.storage.vocabularies import check_same_vocabularies
-
-
-@dataclass(frozen=True)
-class _Replaced:
-    """The values of one variable that a delta replaced: their indices, old and new values."""
-
-    index: int
-    places: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -51,22 +34,31 @@ class _Applied:
 
     name: str
     digest: bytes
-    replaced: list[_Replaced]
+    patches: list[Patch]
 
 
 _applied: weakref.WeakKeyDictionary[Any, _Applied] = weakref.WeakKeyDictionary()
 
 
-def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
+def apply_delta(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    keep_undo: str | os.PathLike[str] | None = None,
+) -> None:
     """Turn a base into the model that was saved on it, in place.
 
     One model in memory can serve many fine-tuned models, each of them in a file of a few percent
     of its size: apply one, remove it with `remove_delta`, apply the next. Only the values that
-    change are kept for `remove_delta`.
+    change are kept for `remove_delta`. `DeltaSet` keeps several deltas in memory and switches
+    between them in milliseconds.
 
     Args:
         model: The base, or a `keras.Model` of equal architecture with equal values.
         path: Path of a file that was saved with `base`.
+        keep_undo: Path of a file to write: the delta that turns the model back into the base, to
+            apply with `apply_delta` in any process, where the base is not at hand any more. The
+            state of random generators is not in it. Defaults to `None`, which writes none.
 
     Raises:
         OSError: If the file cannot be read.
@@ -84,42 +76,50 @@ def apply_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
     ```
     """
     check_built(model, "model")
+    if keep_undo is not None:
+        _check_undo(keep_undo, path)
     variables = variables_of(model)
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header)
-        if header.base is None:
-            raise FreezeFileError(
-                "The file was saved without a base, so that it is not a delta: use `load`."
-            )
-        _check_architecture(header, variables)
-        check_same_vocabularies(model, header.vocabularies)
-        if model in _applied and fingerprint(variables) != header.base:
+        if model in _applied and fingerprint(variables) != header.base and header.base is not None:
             raise ValueError(
                 f"The delta {_applied[model].name!r} is applied to this model: remove it with "
                 "`remove_delta` first."
             )
-        check_fingerprint(header, variables)
-        with refusing():
-            values = restored(header, container, variables)
-            check_rest(values)
-        found = [
-            (index, variable, bits)
-            for index, (variable, bits) in enumerate(zip(variables, values.bits, strict=True))
-            if not is_random_state(variable)
-        ]
-        for _, variable, bits in found:
-            values_for(variable, bits, dtype_of(variable))  # raises before anything is assigned
-    replaced = []
-    for index, variable, bits in found:
-        before = bits_of(variable)
-        places = np.flatnonzero(before != bits)
-        if places.size:
-            replaced.append(_Replaced(index, places, before[places], bits[places]))
-            set_bits(variable, bits, dtype_of(variable))
+        values = delta_values(model, header, container, variables)
+        patches = patches_to(variables, values.bits)
+    before = [bits_of(v) for v in variables] if keep_undo is not None else []
+    apply_all(model, variables, patches)
+    if keep_undo is not None:
+        try:
+            write_undo(keep_undo, model, before)
+        except BaseException:
+            apply_all(model, variables, [patch.reverse for patch in patches])
+            raise
     remember_grids(variables, values.placements)
-    finish_loading(model)
-    _applied[model] = _Applied(os.fspath(path), container.digest, replaced)
+    _applied[model] = _Applied(os.fspath(path), container.digest, patches)
+
+
+def delta_values(
+    model: keras.Model, header: Header, container: Container, variables: Sequence[Any]
+) -> Values:
+    """Return the values that a delta gives to the variables of its base.
+
+    Raises:
+        FreezeFileError: If it is not a delta, is damaged, or belongs to another base.
+    """
+    if header.base is None:
+        raise FreezeFileError(
+            "The file was saved without a base, so that it is not a delta: use `load`."
+        )
+    _check_architecture(header, variables)
+    check_same_vocabularies(model, header.vocabularies)
+    check_fingerprint(header, variables)
+    with refusing():
+        values = restored(header, container, variables)
+        check_rest(values)
+    return values
 
 
 def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -152,19 +152,30 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
             f"is: {on_it}."
         )
     variables = variables_of(model)
-    current = {part.index: bits_of(variables[part.index]) for part in applied.replaced}
-    for part in applied.replaced:
-        if not np.array_equal(current[part.index][part.places], part.after):
-            raise ValueError(
-                f"The variable {path_of(variables[part.index])!r} has changed since the delta was "
-                "applied, so that it cannot be removed: load the base again."
-            )
-    for part in applied.replaced:
-        current[part.index][part.places] = part.before
-        variable = variables[part.index]
-        set_bits(variable, current[part.index], dtype_of(variable))
-    finish_loading(model)
+    undo = [patch.reverse for patch in applied.patches]
+    check_unchanged(variables, undo)
+    apply_all(model, variables, undo)
     del _applied[model]
+
+
+def check_unchanged(variables: Sequence[Any], patches: Sequence[Patch]) -> None:
+    """Raise ValueError if a variable has not the values that are to be replaced."""
+    for patch in patches:
+        if not patch.is_applicable(variables):
+            raise ValueError(
+                f"The variable {path_of(variables[patch.index])!r} has changed since the delta was "
+                "read or applied, so that it cannot be applied or removed: load the base again."
+            )
+
+
+def _check_undo(keep_undo: Any, path: str | os.PathLike[str]) -> None:
+    check_path(keep_undo, "keep_undo")
+    check_replaceable(keep_undo)
+    if is_same_file(keep_undo, path):
+        raise ValueError(
+            "Argument `keep_undo` must not be the file of the delta. "
+            f"Received: keep_undo={os.fspath(keep_undo)!r}, path={os.fspath(path)!r}"
+        )
 
 
 def _check_architecture(header: Header, variables: Sequence[Any]) -> None:

@@ -22,10 +22,10 @@ class FreezeFileError(ValueError):
         super().__init__(printable(message, _LONGEST_MESSAGE))
 
 
-def check_path(path: object) -> None:
-    """Raise TypeError for an argument `path` that is neither a string nor a path object."""
+def check_path(path: object, name: str = "path") -> None:
+    """Raise TypeError for an argument that is neither a string nor a path object."""
     if not isinstance(path, (str, os.PathLike)):
-        raise type_error("path", path, "a string or a path object")
+        raise type_error(name, path, "a string or a path object")
 
 
 @contextlib.contextmanager

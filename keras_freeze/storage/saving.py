@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
@@ -150,20 +151,31 @@ def save(
         vocabularies=vocabularies_of(model, all_of_them=base is not None),
     )
     optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
-    exponents, mantissas = encode_values(
-        [saved.stored() for saved in variables] + [bits_of(v) for v in optimizer_values]
-    )
-    masks = encode_masks(
-        [saved.coded_mask for saved in variables if saved.entry is not None]
-        + [saved.changed.reshape(saved.shape) for saved in variables if saved.changed is not None]
-    )
     _check_allowed(config)
     _check_loads_again(model, header, include_optimizer)
     warn_if_not_portable(variables)
-    write_container(path, header.to_json(), masks, exponents, mantissas, header.version)
+    write_model(path, header, variables, [bits_of(v) for v in optimizer_values])
     for saved in variables:
         if saved.is_settled:
             set_bits(saved.variable, saved.bits, dtype_of(saved.variable))
+
+
+def write_model(
+    path: str | os.PathLike[str],
+    header: Header,
+    variables: Sequence[SavedVariable],
+    optimizer_values: Sequence[np.ndarray] = (),
+) -> None:
+    """Write the file that a header and the variables it was made of describe.
+
+    `optimizer_values` are those of the optimizer's variables, as bit patterns.
+    """
+    exponents, mantissas = encode_values([*(v.stored() for v in variables), *optimizer_values])
+    masks = [saved.coded_mask for saved in variables if saved.entry is not None]
+    masks += [v.changed.reshape(v.shape) for v in variables if v.changed is not None]
+    write_container(
+        path, header.to_json(), encode_masks(masks), exponents, mantissas, header.version
+    )
 
 
 def sourced_variables(

@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import storage_cases
+from delta_cases import assert_same_weights, copy_of, weights
 from format_reader import read
 from helpers import same_bits, sgd, value_of
 
@@ -12,21 +13,6 @@ import keras_freeze as kf
 from keras_freeze._utils.bits import as_bits
 
 pytestmark = pytest.mark.cases(None, tensorflow=0, jax=0)
-
-
-def weights(model):
-    return [v for v in model.variables if not v.path.endswith("seed_generator_state")]
-
-
-def copy_of(model):
-    copied = keras.models.clone_model(model)
-    copied.set_weights(model.get_weights())
-    return copied
-
-
-def assert_same(first, second):
-    for a, b in zip(weights(first), weights(second), strict=True):
-        assert same_bits(value_of(a), value_of(b)), a.path
 
 
 def base_and_tuned(name="mlp", learning_rate=0.01):
@@ -56,12 +42,12 @@ def test_any_trained_model_is_a_delta_on_its_base(name, share, tmp_path):
         new.assign(np.where(is_changed, value_of(new), value_of(old)))
     path, values = tmp_path / "d.freeze", labelled(base)
     kf.save(tuned, path, base=base)
-    assert_same(kf.load(path, base=base), tuned)
+    assert_same_weights(kf.load(path, base=base), tuned)
     found = read(path, values).variables  # by the second reader
     for (label, bits), variable in zip(found, tuned.variables, strict=True):
         assert label.endswith("seed_generator_state") or same_bits(bits, value_of(variable)), label
     kf.apply_delta(base, path)
-    assert_same(base, tuned)
+    assert_same_weights(base, tuned)
     kf.remove_delta(base, path)
     for (label, old), variable in zip(values, base.variables, strict=True):
         assert label.endswith("seed_generator_state") or same_bits(old, value_of(variable))
@@ -79,7 +65,7 @@ def test_a_few_changed_values_take_a_few_bytes(tmp_path):
     sizes = [(tmp_path / f"{name}.freeze").stat().st_size for name in ("equal", "d")]
     # log2 of 235,200 over 100, in bits, to say which; and the values.
     assert sizes[1] - sizes[0] < 100 * (13 / 8 + 4) + 32
-    assert_same(kf.load(tmp_path / "d.freeze", base=base), tuned)
+    assert_same_weights(kf.load(tmp_path / "d.freeze", base=base), tuned)
     row = kf.storage.inspect(tmp_path / "d.freeze").rows[0]
     assert row.num_stored == 100
     assert row.num_trained is None
@@ -123,7 +109,7 @@ def test_a_frozen_network_that_moved_little_stores_differences(tmp_path):
     sizes = [kf.storage.inspect(tmp_path / f"{n}.freeze").total_bytes for n in ("d", "alone")]
     assert sizes[0] < 0.7 * sizes[1]
     loaded = kf.load(tmp_path / "d.freeze", base=base)
-    assert_same(loaded, tuned)
+    assert_same_weights(loaded, tuned)
     assert kf.get_mask(loaded) == kf.get_mask(tuned)
     found = read(tmp_path / "d.freeze", labelled(base))
     assert any(entry.get("differences") for entry in found.header["variables"])

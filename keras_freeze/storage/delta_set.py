@@ -1,0 +1,153 @@
+"""Several deltas on one base in memory, of which one at a time is applied."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import keras
+
+from keras_freeze.storage.container import read_container
+from keras_freeze.storage.deltas import check_unchanged, delta_values
+from keras_freeze.storage.errors import naming
+from keras_freeze.storage.header import Header
+from keras_freeze.storage.keras_model import check_built, variables_of
+from keras_freeze.storage.patches import Patch, apply_all, patches_to
+
+
+class DeltaSet:
+    """Several deltas on one base in memory, between which a model switches in milliseconds.
+
+    A delta is read and checked once, by `add`. `switch` then replaces the values that differ, in
+    place, so that the model keeps its compiled functions and one copy of the base serves all.
+
+    A model must not compute while it is switched. Threads that share it hold `lock` from their
+    switch to the end of their computation; the methods take it, too.
+
+    Args:
+        model: The base, a built `keras.Model` to which no delta is applied.
+
+    Attributes:
+        active: The name of the delta that is applied; None for the base.
+        lock: A lock (`threading.RLock`).
+
+    Raises:
+        TypeError: If `model` is not a Keras model.
+        ValueError: If it is not built.
+
+    Example:
+
+    ```python
+    deltas = keras_freeze.DeltaSet(base)
+    deltas.add("cats", "cats.freeze")
+    deltas.add("dogs", "dogs.freeze")
+    with deltas.lock:
+        deltas.switch("dogs")
+        base.predict(x)
+    deltas.switch(None)  # the base again, bit for bit
+    ```
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        check_built(model, "model")
+        self.active: str | None = None
+        self.lock = threading.RLock()
+        self._model = model
+        self._patches: dict[str, list[Patch]] = {}
+
+    def add(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Read a delta. The model must be the base, or have a delta of this set applied.
+
+        Args:
+            name: What `switch` is to call it.
+            path: Path of a file that was saved with `base`.
+
+        Raises:
+            OSError: If the file cannot be read.
+            FreezeFileError: If the file is damaged, was saved without a base, or belongs to another
+                base. The set and the model are then unchanged.
+            TypeError: If an argument has a wrong type.
+            ValueError: If there is a delta of this name, or the model has changed since `switch`.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"Argument `name` must be a string. Received: name={name!r}")
+        with self.lock:
+            if name in self._patches:
+                raise ValueError(
+                    "Argument `name` must be new, or its delta be removed first. "
+                    f"Received: name={name!r}, which the set has already"
+                )
+            active = self.active
+            self.switch(None)
+            try:
+                self._patches[name] = self._read(path)
+            finally:
+                self.switch(active)
+
+    def _read(self, path: str | os.PathLike[str]) -> list[Patch]:
+        variables = variables_of(self._model)
+        with naming(path):
+            container = read_container(path)
+            header = Header.from_json(container.header)
+            values = delta_values(self._model, header, container, variables)
+            return patches_to(variables, values.bits)
+
+    def switch(self, name: str | None) -> None:
+        """Apply a delta in the place of the one that is applied.
+
+        Args:
+            name: The name of the delta; None for the base.
+
+        Raises:
+            ValueError: If the set has no such delta, or if values that a delta has replaced, or is
+                to replace, have changed since. The model is then unchanged.
+        """
+        with self.lock:
+            if name is not None and name not in self._patches:
+                known = ", ".join(map(repr, self._patches)) or "none"
+                raise ValueError(
+                    f"Argument `name` must be None or the name of a delta of the set ({known}). "
+                    f"Received: name={name!r}"
+                )
+            if name == self.active:
+                return
+            variables = variables_of(self._model)
+            undo = [patch.reverse for patch in self._applied()]
+            check_unchanged(variables, undo)
+            patches = [] if name is None else self._patches[name]
+            if self.active is None:
+                check_unchanged(variables, patches)
+            apply_all(self._model, variables, [*undo, *patches])
+            self.active = name
+
+    def _applied(self) -> list[Patch]:
+        return [] if self.active is None else self._patches[self.active]
+
+    def remove(self, name: str) -> None:
+        """Forget a delta, after `switch(None)` if it is the one that is applied.
+
+        Raises:
+            ValueError: If the set has no such delta, or as for `switch`.
+        """
+        with self.lock:
+            if name not in self._patches:
+                raise ValueError(
+                    "Argument `name` must be the name of a delta of the set. "
+                    f"Received: name={name!r}"
+                )
+            if name == self.active:
+                self.switch(None)
+            del self._patches[name]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that all deltas take, in bytes."""
+        return sum(patch.num_bytes for patches in self._patches.values() for patch in patches)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._patches
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._patches)
+
+    def __len__(self) -> int:
+        return len(self._patches)

@@ -1,0 +1,96 @@
+"""Values of variables that are replaced in place, and put back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze._utils.bits import as_bits, from_bits
+from keras_freeze.storage.keras_model import (
+    bits_of,
+    dtype_of,
+    finish_loading,
+    is_random_state,
+    set_bits,
+    values_for,
+)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Some values of one variable: where they are, what they were and what they become.
+
+    Attributes:
+        index: which of the model's variables it is.
+        places: the flat indices of the values; None for all of them.
+        before, after: the values as bit patterns.
+    """
+
+    index: int
+    places: np.ndarray | None
+    before: np.ndarray
+    after: np.ndarray
+
+    @property
+    def reverse(self) -> "Patch":
+        """The patch that undoes this one."""
+        return Patch(self.index, self.places, self.after, self.before)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes, in bytes."""
+        places = 0 if self.places is None else self.places.nbytes
+        return places + self.before.nbytes + self.after.nbytes
+
+    def is_applicable(self, variables: Sequence[Any]) -> bool:
+        """Return whether the variable has the values that are to be replaced."""
+        return np.array_equal(_bits_at(variables[self.index], self.places), self.before)
+
+    def apply(self, variables: Sequence[Any]) -> None:
+        """Replace the values."""
+        variable = variables[self.index]
+        if self.places is None:
+            set_bits(variable, self.after, dtype_of(variable))
+            return
+        values = from_bits(self.after, dtype_of(variable))
+        values = keras.ops.convert_to_tensor(values, dtype=dtype_of(variable))
+        backend.scatter(variable, keras.ops.convert_to_tensor(self.places), values)
+
+
+def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[Patch]:
+    """Return the patches that give variables these values, except their random states.
+
+    `values` are bit patterns, in the variables' dtypes.
+
+    Raises:
+        FreezeFileError: if a variable cannot hold its values.
+    """
+    patches = []
+    for index, (variable, after) in enumerate(zip(variables, values, strict=True)):
+        if is_random_state(variable):
+            continue
+        values_for(variable, after, dtype_of(variable))  # raises before anything is assigned
+        before = bits_of(variable)
+        places = np.flatnonzero(before != after)
+        if places.size > before.size // 2:
+            patches.append(Patch(index, None, before, after))
+        elif places.size:
+            places = places.astype(np.int32 if before.size < 2**31 else np.int64)
+            patches.append(Patch(index, places, before[places], after[places]))
+    return patches
+
+
+def apply_all(model: keras.Model, variables: Sequence[Any], patches: Sequence[Patch]) -> None:
+    """Apply patches to the variables of a model."""
+    for patch in patches:
+        patch.apply(variables)
+    finish_loading(model)
+
+
+def _bits_at(variable: Any, places: np.ndarray | None) -> np.ndarray:
+    if places is None:
+        return bits_of(variable)
+    return as_bits(backend.to_numpy(backend.gather(variable, keras.ops.convert_to_tensor(places))))

@@ -1,0 +1,206 @@
+"""Deltas that any process can remove, and several of them in memory at once."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+import storage_cases
+from delta_cases import adapted, assert_same_weights, copy_of, pretrained, weights
+from helpers import same_bits, value_of, values_of
+
+import keras_freeze as kf
+
+pytestmark = pytest.mark.cases(None, tensorflow=2, jax=2)
+
+
+@pytest.fixture(name="base")
+def base_model():
+    return pretrained()
+
+
+@pytest.fixture(name="files")
+def delta_files(base, tmp_path):
+    """The networks, by name, and a file on the base of each."""
+    networks = {
+        "few": adapted(base, 1, 0.99),
+        "many": adapted(base, 2, 0.5),
+        "pruned": adapted(base, 3, 0.9, frozen_weights="zero"),
+        "all": copy_of(base),
+    }
+    for variable in networks["all"].trainable_variables:
+        variable.assign(variable * 1.25)
+    for name, network in networks.items():
+        kf.save(network, tmp_path / f"{name}.freeze", base=base)
+    return networks
+
+
+def assert_bits(model, values):
+    for old, variable in zip(values, weights(model), strict=True):
+        assert same_bits(old, value_of(variable)), variable.path
+
+
+def test_every_switch_gives_the_network_bit_for_bit(base, files, tmp_path):
+    before = values_of(weights(base))
+    deltas = kf.DeltaSet(base)
+    for name in files:
+        deltas.add(name, tmp_path / f"{name}.freeze")
+        assert deltas.active is None
+        assert_bits(base, before)
+    names = [*files, None]
+    for name in [*names, *reversed(names), "few", "many", "few"]:
+        deltas.switch(name)
+        assert deltas.active == name
+        if name is None:
+            assert_bits(base, before)
+        else:
+            assert_same_weights(base, files[name])
+    assert set(deltas) == set(files)
+    assert len(deltas) == 4
+    assert "few" in deltas
+    num_values = sum(value_of(v).size for v in weights(base))
+    assert 0 < deltas.num_bytes < 4 * 12 * num_values
+
+
+def test_a_set_takes_more_deltas_while_one_is_on(base, files, tmp_path):
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+    deltas.switch("few")
+    deltas.add("many", tmp_path / "many.freeze")
+    assert deltas.active == "few"
+    assert_same_weights(base, files["few"])
+    deltas.remove("few")
+    assert deltas.active is None
+    assert list(deltas) == ["many"]
+
+
+def test_bad_names_and_files_leave_the_set_as_it_was(base, files, tmp_path):
+    before = values_of(weights(base))
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+    with pytest.raises(ValueError, match="must be new"):
+        deltas.add("few", tmp_path / "many.freeze")
+    with pytest.raises(TypeError, match="`name`"):
+        deltas.add(3, tmp_path / "many.freeze")
+    with pytest.raises(ValueError, match="'few'"):
+        deltas.switch("other")
+    with pytest.raises(ValueError, match="name of a delta"):
+        deltas.remove("other")
+    kf.save(base, tmp_path / "whole.freeze")
+    with pytest.raises(kf.FreezeFileError, match="not a delta"):
+        deltas.add("whole", tmp_path / "whole.freeze")
+    kf.save(copy_of(base), tmp_path / "foreign.freeze", base=files["all"])
+    with pytest.raises(kf.FreezeFileError, match="another base"):
+        deltas.add("foreign", tmp_path / "foreign.freeze")
+    with pytest.raises(OSError, match="missing"):
+        deltas.add("missing", tmp_path / "missing.freeze")
+    assert list(deltas) == ["few"]
+    assert_bits(base, before)
+    with pytest.raises(TypeError, match="model"):
+        kf.DeltaSet("base.keras")
+
+
+@pytest.mark.parametrize("active", ["few", None])
+def test_a_model_that_was_trained_since_is_not_switched(active, base, files, tmp_path):
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+    deltas.switch(active)
+    base.layers[-1].bias.assign(base.layers[-1].bias + 1.0)
+    before = values_of(weights(base))
+    with pytest.raises(ValueError, match=r"bias.*has changed"):
+        deltas.switch("few" if active is None else None)
+    assert deltas.active == active
+    assert_bits(base, before)
+
+
+def test_threads_that_hold_the_lock_see_one_delta(base, files, tmp_path):
+    deltas = kf.DeltaSet(base)
+    for name in files:
+        deltas.add(name, tmp_path / f"{name}.freeze")
+    expected = {name: values_of(weights(network)) for name, network in files.items()}
+    wrong = []
+
+    def serve(name):
+        for _ in range(10):
+            with deltas.lock:
+                deltas.switch(name)
+                seen = values_of(weights(base))
+            if not all(map(same_bits, seen, expected[name])):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=serve, args=(name,)) for name in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["few", "pruned", "all"])
+def test_an_undo_file_turns_the_model_back(name, base, files, tmp_path):
+    before = values_of(weights(base))
+    kf.apply_delta(base, tmp_path / f"{name}.freeze", keep_undo=tmp_path / "undo.freeze")
+    assert_same_weights(base, files[name])
+    elsewhere = copy_of(base)  # nobody knows of a delta on this one
+    kf.apply_delta(elsewhere, tmp_path / "undo.freeze")
+    assert_bits(elsewhere, before)
+    kf.remove_delta(base, tmp_path / f"{name}.freeze")
+    assert_bits(base, before)
+    with pytest.raises(kf.FreezeFileError, match="another base"):
+        kf.apply_delta(copy_of(base), tmp_path / "undo.freeze")
+
+
+def test_an_undo_file_that_cannot_be_written_leaves_the_base(base, files, tmp_path, monkeypatch):
+    before = values_of(weights(base))
+    path = tmp_path / "few.freeze"
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        kf.apply_delta(base, path, keep_undo=tmp_path / "missing" / "undo.freeze")
+    with pytest.raises(ValueError, match="keep_undo"):
+        kf.apply_delta(base, path, keep_undo=path)
+    with pytest.raises(TypeError, match="keep_undo"):
+        kf.apply_delta(base, path, keep_undo=3)
+    monkeypatch.setattr("keras_freeze.storage.saving.write_container", _full_disk)
+    with pytest.raises(OSError, match="No space"):
+        kf.apply_delta(base, path, keep_undo=tmp_path / "undo.freeze")
+    assert_bits(base, before)
+    monkeypatch.undo()
+    kf.apply_delta(base, path)  # none is applied
+
+
+def _full_disk(*_):
+    raise OSError(28, "No space left on device")
+
+
+REMOVE = """
+import sys, keras, keras_freeze as kf
+model = keras.models.load_model(sys.argv[1])
+kf.apply_delta(model, sys.argv[2])
+model.save(sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_another_process_removes_a_delta(base, files, tmp_path):
+    before = values_of(weights(base))
+    kf.apply_delta(base, tmp_path / "few.freeze", keep_undo=tmp_path / "undo.freeze")
+    base.save(tmp_path / "patched.keras")
+    names = ("patched.keras", "undo.freeze", "back.keras")
+    arguments = [str(tmp_path / name) for name in names]
+    subprocess.run([sys.executable, "-c", REMOVE, *arguments], check=True, env=os.environ)
+    assert_bits(keras.models.load_model(tmp_path / "back.keras"), before)
+
+
+def test_predictions_follow_the_switch(base, files, tmp_path):
+    x, _ = storage_cases.data_for(base)
+    plain = storage_cases.outputs_of(base, x)
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+    deltas.switch("few")
+    assert np.array_equal(
+        storage_cases.outputs_of(base, x), storage_cases.outputs_of(files["few"], x)
+    )
+    deltas.switch(None)
+    assert np.array_equal(storage_cases.outputs_of(base, x), plain)
