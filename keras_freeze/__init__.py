@@ -46,9 +46,11 @@ if TYPE_CHECKING or not _is_command_line():
         value_and_grad,
     )
     from keras_freeze.storage import (
+        DeltaPublisher,
         DeltaSet,
         FreezeFileError,
         apply_delta,
+        follow,
         load,
         remove_delta,
         save,
@@ -72,6 +74,7 @@ _LAZY_MODULES = (
 )
 
 __all__ = [
+    "DeltaPublisher",
     "DeltaSet",
     "FreezeFileError",
     "FreezeMask",
@@ -82,6 +85,7 @@ __all__ = [
     "apply_delta",
     "check_pruning",
     "compute_saliency",
+    "follow",
     "freeze",
     "get_mask",
     "gradient_flow",

@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from keras_freeze.storage.inspection import Inspection, inspect
     from keras_freeze.storage.loading import load
     from keras_freeze.storage.saving import save
+    from keras_freeze.storage.streams.follower import Follower, follow
+    from keras_freeze.storage.streams.publisher import DeltaPublisher
 
 _MODULES = {
     "Bits": "grids",
+    "DeltaPublisher": "storage.streams.publisher",
     "DeltaSet": "storage.delta_set",
+    "Follower": "storage.streams.follower",
     "FreezeFileError": "storage.errors",
     "Grid": "grids",
     "Inspection": "storage.inspection",
     "apply_delta": "storage.deltas",
+    "follow": "storage.streams.follower",
     "inspect": "storage.inspection",
     "load": "storage.loading",
     "remove_delta": "storage.deltas",
@@ -30,11 +35,14 @@ _MODULES = {
 
 __all__ = [
     "Bits",
+    "DeltaPublisher",
     "DeltaSet",
+    "Follower",
     "FreezeFileError",
     "Grid",
     "Inspection",
     "apply_delta",
+    "follow",
     "inspect",
     "load",
     "remove_delta",

@@ -65,6 +65,19 @@ def write_container(
     version: int = 1,
 ) -> None:
     """Write a file atomically: an interrupted write leaves the older file as it was."""
+    content = container_bytes(header, mask, exponents, mantissas, version)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def container_bytes(
+    header: dict[str, Any], mask: bytes, exponents: bytes, mantissas: bytes, version: int
+) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        ValueError: If the header is too large for a file.
+    """
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
     # UTF-8 has no halves of surrogate pairs; JSON writes them as Python does.
     encoded = text.encode(errors="backslashreplace")
@@ -79,13 +92,8 @@ def write_container(
     lengths = [len(section) for section in sections]
     checks = [zlib.crc32(section) for section in sections]
     preamble = _PREAMBLE.pack(MAGIC, version, len(encoded), *lengths, *checks)
-    parts = (preamble, _CHECK.pack(zlib.crc32(preamble)), *sections)
-    digest = hashlib.sha256()
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        for part in parts:
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
+    content = b"".join((preamble, _CHECK.pack(zlib.crc32(preamble)), *sections))
+    return content + hashlib.sha256(content).digest()
 
 
 def is_container(path: str | os.PathLike[str]) -> bool:
@@ -104,10 +112,29 @@ def read_container(path: str | os.PathLike[str]) -> Container:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         preamble = file.read(_START)
-        version, text_length, lengths, checks = _check_preamble(path, preamble, size)
+        checked = _check_preamble(path, preamble, size)
         content = file.read(size - _START + 1)
     if len(content) != size - _START:
         raise _error(path, "its size changed while it was read. Read it again once it is written")
+    return _read(path, preamble, content, *checked)
+
+
+def parse_container(content: bytes, name: str) -> Container:
+    """Do the same as `read_container` with the content of a file, of which errors tell the name."""
+    preamble = content[:_START]
+    checked = _check_preamble(name, preamble, len(content))
+    return _read(name, preamble, content[_START:], *checked)
+
+
+def _read(
+    path: str | os.PathLike[str],
+    preamble: bytes,
+    content: bytes,
+    version: int,
+    text_length: int,
+    lengths: tuple[int, ...],
+    checks: tuple[int, ...],
+) -> Container:
     sections, start = [], 0
     for name, length, check in zip(SECTIONS, lengths, checks, strict=True):
         section = content[start : start + length]

@@ -27,6 +27,7 @@ from keras_freeze.storage.fields import (
     versions_of,
 )
 from keras_freeze.storage.records import VariableRecord
+from keras_freeze.storage.stream_record import UPDATE, StreamRecord
 
 _BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn or ranked
 _BYTES_OF_ORTHOGONAL = 80  # for each entry of a weight that is drawn so
@@ -135,6 +136,7 @@ class Header:
         optimizer: The state of the optimizer; None if it was left out.
         vocabularies: The vocabularies of the model's lookup layers, in the order of the layers.
             None for one that follows from the configuration or is not set; empty if all are None.
+        stream: The place of the file in a stream; None for one that is in none.
     """
 
     versions: Mapping[str, str]
@@ -147,6 +149,7 @@ class Header:
     base: str | None
     optimizer: OptimizerState | None
     vocabularies: tuple[Vocabulary | None, ...] = ()
+    stream: StreamRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the header as a JSON object without the fields that have their defaults."""
@@ -166,6 +169,8 @@ class Header:
             described["optimizer"] = self.optimizer.to_json()
         if self.vocabularies:
             described["vocabularies"] = [v and v.to_json() for v in self.vocabularies]
+        if self.stream is not None:
+            described["stream"] = self.stream.to_json()
         return described
 
     @classmethod
@@ -184,6 +189,11 @@ class Header:
         if is_mask_only(described):
             raise FreezeFileError(
                 "The file holds a mask only, and no model: use `FreezeMask.load` to read it."
+            )
+        if described.get("content") == UPDATE:
+            raise FreezeFileError(
+                "The file holds an update of a stream, and no model: use `keras_freeze.follow` on "
+                "its folder."
             )
         with invalid_header():
             if "content" in described:
@@ -208,6 +218,9 @@ class Header:
                 ),
                 vocabularies=tuple(
                     None if value is None else Vocabulary.from_json(value) for value in vocabularies
+                ),
+                stream=(
+                    StreamRecord.from_json(described["stream"]) if "stream" in described else None
                 ),
             )
             header._check()

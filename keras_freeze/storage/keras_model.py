@@ -4,6 +4,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -60,8 +61,31 @@ def dtype_of(variable: Any) -> str:
     return dtype
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """The values that a variable had, in the place of the variable.
+
+    Attributes:
+        path, shape, dtype: those of the variable.
+        bits: its values as bit patterns.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    bits: np.ndarray
+
+    @classmethod
+    def of(cls, variable: Any) -> "Snapshot":
+        """Return a snapshot of a variable as it is."""
+        shape = tuple(variable.shape)
+        return cls(path_of(variable), shape, dtype_of(variable), bits_of(variable))
+
+
 def bits_of(variable: Any) -> np.ndarray:
-    """Return a variable's values as a vector of bit patterns, unsigned integers."""
+    """Return the values of a variable or snapshot as a vector of bit patterns."""
+    if isinstance(variable, Snapshot):
+        return variable.bits.copy()
     return as_bits(backend.to_numpy(variable))
 
 

@@ -47,7 +47,7 @@ class Patch:
 
     def is_applicable(self, variables: Sequence[Any]) -> bool:
         """Return whether the variable has the values that are to be replaced."""
-        return np.array_equal(_bits_at(variables[self.index], self.places), self.before)
+        return np.array_equal(bits_at(variables[self.index], self.places), self.before)
 
     def apply(self, variables: Sequence[Any]) -> None:
         """Replace the values."""
@@ -90,7 +90,8 @@ def apply_all(model: keras.Model, variables: Sequence[Any], patches: Sequence[Pa
     finish_loading(model)
 
 
-def _bits_at(variable: Any, places: np.ndarray | None) -> np.ndarray:
+def bits_at(variable: Any, places: np.ndarray | None) -> np.ndarray:
+    """Return the values at flat indices (None: all) of a variable, as bit patterns."""
     if places is None:
         return bits_of(variable)
     return as_bits(backend.to_numpy(backend.gather(variable, keras.ops.convert_to_tensor(places))))

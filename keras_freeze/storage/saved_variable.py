@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype
+from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype, rounded_to
 from keras_freeze.grids import OnGrid, default_origin
 from keras_freeze.masks.drawn import Draw, draw_of
 from keras_freeze.masks.mask import MaskEntry
@@ -131,18 +131,21 @@ class SavedVariable:
             )
         return as_bits(rounded)
 
+    def loaded_bits(self) -> np.ndarray:
+        """Return all values as they are once the file is loaded, as bit patterns."""
+        if self.on_grid is not None:
+            stored = self.on_grid.bits
+        elif self.stored_dtype != self.dtype:
+            stored = rounded_to(self.rounded(), self.stored_dtype, self.dtype)
+        else:
+            return self.bits
+        loaded = self.bits.copy()
+        loaded[self.is_stored] = stored
+        return loaded
+
     def record(self) -> VariableRecord:
         """Return the record of the variable in the header."""
-        loaded, on_grid, rounded = self.bits, self.on_grid, None
-        if on_grid is not None:
-            rounded = on_grid.bits
-        elif self.stored_dtype != self.dtype:
-            values = from_bits(self.rounded(), self.stored_dtype)
-            rounded = as_bits(values.astype(numpy_dtype(self.dtype)))
-        if rounded is not None:
-            loaded = loaded.copy()
-            loaded[self.is_stored] = rounded
-        entry = None
+        on_grid, entry = self.on_grid, None
         if self.entry is not None:
             position, is_weight = self.entry.position, self.entry.is_weight
             entry = EntryRecord(position, is_weight, self.settings, self.mask_key)
@@ -155,7 +158,7 @@ class SavedVariable:
             entry=entry,
             stored_dtype=self.stored_dtype if on_grid is None else self.dtype,
             trainable=self.trainable,
-            checksum=checksum(loaded),
+            checksum=checksum(self.loaded_bits()),
             is_changed=self.changed is not None,
             has_differences=self.differences is not None,
             grid=None if on_grid is None else on_grid.grid,

@@ -122,11 +122,32 @@ def save(
         "include_compile": include_compile,
     }
     _check_flags(flags)
-    config = config_of(model)
-    if not include_compile:
-        config["compile_config"] = None
-    state, mask = state_of(model), get_mask(model)
     base_variables = None if base is None else variables_of(open_base(base))
+    header, variables = described(model, base_variables, values, include_frozen)
+    if not include_compile:
+        header = dataclasses.replace(header, model={**header.model, "compile_config": None})
+    if include_optimizer:
+        header = dataclasses.replace(header, optimizer=_optimizer_state(model))
+    optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
+    check_loads_again(model, header, include_optimizer)
+    warn_if_not_portable(variables)
+    write_model(path, header, variables, [bits_of(v) for v in optimizer_values])
+    settle(variables)
+
+
+def described(
+    model: keras.Model,
+    base_variables: Sequence[Any] | None,
+    values: str | Grid | Bits,
+    include_frozen: bool = False,
+) -> tuple[Header, list[SavedVariable]]:
+    """Return the header of a file of a model without its optimizer's state, and its variables.
+
+    `base_variables` are those of the base, or None; the other arguments and errors are as in
+    `save`.
+    """
+    config = config_of(model)
+    state, mask = state_of(model), get_mask(model)
     stored_dtype = values if isinstance(values, str) else "float32"
     variables, settings = sourced_variables(
         model, state, mask, base_variables, stored_dtype, include_frozen
@@ -147,14 +168,14 @@ def save(
         num_rescued=0 if mask is None else mask.num_rescued,
         decay_scale=None if state.decay_scale is None else float(state.decay_scale),
         base=None if base_variables is None else fingerprint(base_variables),
-        optimizer=_optimizer_state(model, state) if include_optimizer else None,
-        vocabularies=vocabularies_of(model, all_of_them=base is not None),
+        optimizer=None,
+        vocabularies=vocabularies_of(model, all_of_them=base_variables is not None),
     )
-    optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
-    _check_allowed(config)
-    _check_loads_again(model, header, include_optimizer)
-    warn_if_not_portable(variables)
-    write_model(path, header, variables, [bits_of(v) for v in optimizer_values])
+    return header, variables
+
+
+def settle(variables: Sequence[SavedVariable]) -> None:
+    """Give the model the frozen weights that the file has (FreezeNet-WD)."""
     for saved in variables:
         if saved.is_settled:
             set_bits(saved.variable, saved.bits, dtype_of(saved.variable))
@@ -170,12 +191,18 @@ def write_model(
 
     `optimizer_values` are those of the optimizer's variables, as bit patterns.
     """
-    exponents, mantissas = encode_values([*(v.stored() for v in variables), *optimizer_values])
+    sections = encode(variables, optimizer_values)
+    write_container(path, header.to_json(), *sections, header.version)
+
+
+def encode(
+    variables: Sequence[SavedVariable], optimizer_values: Sequence[np.ndarray] = ()
+) -> tuple[bytes, bytes, bytes]:
+    """Return the sections of a file that follow its header."""
     masks = [saved.coded_mask for saved in variables if saved.entry is not None]
     masks += [v.changed.reshape(v.shape) for v in variables if v.changed is not None]
-    write_container(
-        path, header.to_json(), encode_masks(masks), exponents, mantissas, header.version
-    )
+    values = [*(saved.stored() for saved in variables), *optimizer_values]
+    return encode_masks(masks), *encode_values(values)
 
 
 def sourced_variables(
@@ -233,8 +260,13 @@ def _check_allowed(config: Any) -> None:
         raise ValueError(f"A `.freeze` file of this model could not be loaded. {error}") from error
 
 
-def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bool) -> None:
-    """Build the model from its configuration, to write no file that cannot be loaded."""
+def check_loads_again(model: keras.Model, header: Header, include_optimizer: bool = False) -> None:
+    """Build the model from its configuration, to write no file that cannot be loaded.
+
+    Raises:
+        ValueError: If `load` would refuse the file.
+    """
+    _check_allowed(header.model)
     random_state = random.getstate()  # Keras draws default seeds from it
     try:
         with only_announced([(r.shape, r.dtype) for r in header.records]):
@@ -261,7 +293,8 @@ def _check_loads_again(model: keras.Model, header: Header, include_optimizer: bo
         )
 
 
-def _optimizer_state(model: keras.Model, state: State) -> OptimizerState | None:
+def _optimizer_state(model: keras.Model) -> OptimizerState | None:
+    state = state_of(model)
     slots = [Slot(path_of(v), tuple(v.shape), dtype_of(v)) for v in optimizer_variables(model)]
     return OptimizerState(state.compact, state.by_first_batch, tuple(slots)) if slots else None
 

@@ -1,0 +1,87 @@
+"""The callback that publishes a model while it is trained."""
+
+import os
+from typing import Any
+
+import keras
+
+from keras_freeze._utils.validation import check_int
+from keras_freeze.grids import Grid
+from keras_freeze.storage.streams.publisher import DeltaPublisher
+
+
+class PublishDeltas(keras.callbacks.Callback):
+    """Writes to a folder what a model is, every so many steps, for models that `follow` it.
+
+    The first file is a delta on the base with the mask, those after it hold nothing but values that
+    have changed; `DeltaPublisher` says more. The last step of training is always published.
+
+    Args:
+        folder: A path, or a URL for fsspec such as "s3://bucket/run". It is created when needed.
+        every: After how many training steps to publish.
+        base, values, full_every: As in `DeltaPublisher`. The default of `base` is the model when
+            its training begins.
+
+    Attributes:
+        publisher: The `DeltaPublisher`; None before training.
+
+    Raises:
+        TypeError, ValueError: If `every` is not an integer of at least 1; in `fit`, as in
+            `DeltaPublisher`.
+
+    Example:
+
+    ```python
+    publish = keras_freeze.callbacks.PublishDeltas("stream", every=100, values="bfloat16")
+    model.fit(x, y, callbacks=[publish])
+    keras_freeze.follow(base, "stream")  # in another process
+    ```
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int,
+        *,
+        base: keras.Model | str | os.PathLike[str] | None = None,
+        values: str | Grid = "float32",
+        full_every: int = 100,
+    ) -> None:
+        super().__init__()
+        self.publisher: DeltaPublisher | None = None
+        self._every = check_int("every", every, minimum=1)
+        self._folder = folder
+        self._arguments: dict[str, Any] = {
+            "base": base,
+            "values": values,
+            "full_every": full_every,
+        }
+        self._num_steps = self._last_batch = self._num_published = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.publisher is None:
+            self.publisher = DeltaPublisher(self.model, self._folder, **self._arguments)
+        self._num_steps = self._num_published = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # With `steps_per_execution`, several steps have been made.
+        self._num_steps += batch - self._last_batch
+        self._last_batch = batch
+        if self._num_steps // self._every > self._num_published // self._every:
+            self._publish()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._num_steps > self._num_published:
+            self._publish()
+
+    def _publish(self) -> None:
+        assert self.publisher is not None
+        # With JAX, `fit` does not write to the variables in every step.
+        synchronize = getattr(self.model, "jax_state_sync", None)
+        if synchronize is not None:
+            synchronize()
+        self.publisher.publish()
+        self._num_published = self._num_steps

@@ -1,0 +1,237 @@
+"""The side of a stream that writes it."""
+
+import dataclasses
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze._utils.validation import check_int, value_error
+from keras_freeze.grids import Grid
+from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.model_state import get_mask
+from keras_freeze.placements import may_be_rounded, placements_of
+from keras_freeze.storage.checks.memory import limit_of
+from keras_freeze.storage.container import container_bytes, parse_container
+from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.header import Header
+from keras_freeze.storage.keras_model import (
+    Snapshot,
+    check_built,
+    dtype_of,
+    fingerprint,
+    is_random_state,
+    variables_of,
+)
+from keras_freeze.storage.loading import open_base
+from keras_freeze.storage.patches import bits_at
+from keras_freeze.storage.saved_variable import SavedVariable
+from keras_freeze.storage.saving import check_loads_again, described, encode, settle
+from keras_freeze.storage.stream_record import StreamRecord
+from keras_freeze.storage.streams.folder import FULL, UPDATE, file_name, open_folder
+from keras_freeze.storage.streams.parts import Part, State, parts_of, read_parts
+from keras_freeze.storage.streams.updates import encode_update
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class DeltaPublisher:
+    """Writes to a folder what a model is while it is trained, for models that follow it.
+
+    The first file is a delta on the base, with the mask; those after it hold nothing but the values
+    that have changed, coded as differences where this is shorter, since the positions stay. Every
+    `full_every` updates, and where the mask changes or a trainer starts again, a complete delta
+    follows, with which a follower can begin. `follow` reads all this; each complete file can also
+    be loaded with `load` and `apply_delta`.
+
+    No file is ever changed. Older files than the last complete one may be deleted.
+
+    In `fit`, use `callbacks.PublishDeltas`.
+
+    Args:
+        model: The built `keras.Model` that is trained.
+        folder: A path, or a URL for fsspec such as "s3://bucket/run". It is created when needed.
+        base: What followers have: a `keras.Model` that stays as it is, or the path of a `.keras` or
+            `.freeze` file. Defaults to `None`, the model as it is now. Values of the base are kept
+            in main memory.
+        values: As in `save`: "float32" (exact), "bfloat16", "float16", or a `storage.Grid`, to
+            which the values in the files are rounded. Values of a model that is trained on a grid
+            stay exact, as integers. Defaults to "float32".
+        full_every: After how many updates a complete file is written, too. Defaults to 100.
+
+    Attributes:
+        number: The number of the last file; None before the first.
+
+    Raises:
+        ImportError: If `folder` is a URL and fsspec is missing.
+        TypeError: If an argument has a wrong type.
+        ValueError: If the model is not built, an argument is out of range, or the folder has a
+            stream on another base.
+
+    Example:
+
+    ```python
+    publisher = keras_freeze.DeltaPublisher(model, "stream", base="base.keras")
+    for step, (x, y) in enumerate(data):
+        model.train_on_batch(x, y)
+        if step % 100 == 0:
+            publisher.publish()
+    ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        folder: str | os.PathLike[str],
+        *,
+        base: keras.Model | str | os.PathLike[str] | None = None,
+        values: str | Grid = "float32",
+        full_every: int = 100,
+    ) -> None:
+        check_built(model, "model")
+        if not isinstance(values, Grid) and values not in _DTYPES:
+            accepted = f"one of {', '.join(map(repr, _DTYPES))}, or a `keras_freeze.storage.Grid`"
+            raise value_error("values", values, accepted)
+        self._full_every = check_int("full_every", full_every, minimum=1)
+        self._folder = open_folder(folder)
+        self._model = model
+        self._values = values
+        source = model if base is None else open_base(base)
+        self._base = [Snapshot.of(variable) for variable in variables_of(source)]
+        _check_architecture(variables_of(model), self._base)
+        self._stream, self.number = self._found(base)
+        self._mask: FreezeMask | None = None
+        self._parts: list[Part] = []
+        self._state: State | None = None
+        self._num_updates = 0
+
+    def publish(self) -> int:
+        """Write what the model is now, and return the number of the file.
+
+        Raises:
+            OSError: If the file cannot be written.
+            ValueError: If the model cannot be saved as a delta on the base, as for `save`.
+        """
+        mask = get_mask(self._model)
+        if self._state is None or mask != self._mask:
+            self._publish_full(self._next_number(), mask)
+        else:
+            self._publish_update(self._next_number())
+            if self._num_updates >= self._full_every:
+                self._publish_full(self.number or 0, mask)
+        assert self.number is not None
+        return self.number
+
+    def _next_number(self) -> int:
+        return 0 if self.number is None else self.number + 1
+
+    def _publish_update(self, number: int) -> None:
+        assert self._state is not None
+        wanted = read_parts(self._parts, variables_of(self._model))
+        if isinstance(self._values, Grid):
+            pairs = zip(self._parts, wanted, strict=True)
+            wanted = [part.on_grid(bits) if part.grid else bits for part, bits in pairs]
+        content, state = encode_update(self._stream, number, self._parts, self._state, wanted)
+        self._folder.write(file_name(number, UPDATE), content)
+        self._state, self.number = state, number
+        self._num_updates += 1
+
+    def _publish_full(self, number: int, mask: FreezeMask | None) -> None:
+        variables = variables_of(self._model)
+        header, saved = described(self._model, self._base, self._values)
+        header = dataclasses.replace(header, model={**header.model, "compile_config": None})
+        if self._state is None:
+            check_loads_again(self._model, header)
+        parts = self._parts_of(header, mask, variables)
+        state = State(_loaded(parts, saved))
+        stream = StreamRecord(
+            self._stream,
+            number,
+            state.digest,
+            tuple(part.stored_dtype for part in parts),
+            tuple(0.0 if part.grid is None else part.grid.step for part in parts),
+        )
+        header = dataclasses.replace(header, stream=stream)
+        content = container_bytes(header.to_json(), *encode(saved), header.version)
+        self._folder.write(file_name(number, FULL), content)
+        settle(saved)
+        self._mask, self._parts, self._state = mask, parts, state
+        self.number, self._num_updates = number, 0
+
+    def _parts_of(
+        self, header: Header, mask: FreezeMask | None, variables: Sequence[Any]
+    ) -> list[Part]:
+        """Return the parts of the state, with the dtypes and grids of their values in updates."""
+        trained = {} if mask is None else {e.position: e.trained for e in mask.entries}
+        parts = parts_of(header, trained, self._base)
+        trainable = {id(variable) for variable in self._model.trainable_variables}
+        return [
+            self._rounded(part, variables[part.index])
+            if id(variables[part.index]) in trainable
+            else part
+            for part in parts
+        ]
+
+    def _rounded(self, part: Part, variable: Any) -> Part:
+        """Return a part of trained values as updates hold it."""
+        if isinstance(self._values, str) and part.dtype == "float32":
+            part = dataclasses.replace(part, stored_dtype=self._values)
+        if not may_be_rounded(variable):
+            return part
+        if isinstance(self._values, Grid):
+            return dataclasses.replace(part, grid=self._values)
+        for placement in placements_of(variable):
+            gridded = dataclasses.replace(part, grid=placement.grid)
+            if gridded.exact_integers(bits_at(variable, part.places)) is not None:
+                return gridded
+        return part
+
+    def _found(self, base: Any) -> tuple[str, int | None]:
+        """Return the name of the stream in the folder, and its last number; a new name for none."""
+        numbers = self._folder.numbers()
+        if not numbers[FULL]:
+            if numbers[UPDATE]:
+                raise ValueError(
+                    f"The folder {str(self._folder)!r} has updates of a stream and no complete "
+                    "file: choose another folder, or delete them."
+                )
+            return secrets.token_hex(8), None
+        name = file_name(max(numbers[FULL]), FULL)
+        container = parse_container(self._folder.read(name, limit_of(None)), name)
+        header = Header.from_json(container.header)
+        if header.stream is None:
+            raise FreezeFileError(f"{name!r} belongs to no stream.")
+        if header.base != fingerprint(self._base):
+            what = "Argument `base` must be that of the stream in the folder"
+            if base is None:
+                what = "Argument `base` must be given where a stream is continued"
+            raise ValueError(
+                f"{what}, the model with the fingerprint {(header.base or '')[:16]}... For a new "
+                f"stream, choose another folder. Received: base={base!r:.200}, "
+                f"folder={str(self._folder)!r}"
+            )
+        return header.stream.name, max(numbers[FULL] | numbers[UPDATE])
+
+
+def _check_architecture(variables: Sequence[Any], base: Sequence[Snapshot]) -> None:
+    """Refuse a base of another architecture than the model, which nobody could follow in place."""
+    own = [(tuple(v.shape), dtype_of(v)) for v in variables if not is_random_state(v)]
+    given = [(v.shape, v.dtype) for v in base if not is_random_state(v)]
+    if own != given or len(variables) != len(base):
+        raise ValueError(
+            "Argument `base` must have the architecture of the model, new heads included. "
+            f"Received: a base with {len(base)} variables, where the model has {len(variables)}, "
+            "or with variables of other shapes or dtypes."
+        )
+
+
+def _loaded(parts: Sequence[Part], saved: Sequence[SavedVariable]) -> list[np.ndarray]:
+    """Return the values of the parts once a file of these variables is loaded."""
+    found = []
+    for part in parts:
+        bits = saved[part.index].loaded_bits()
+        found.append(bits if part.places is None else bits[part.places])
+    return found
