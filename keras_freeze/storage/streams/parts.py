@@ -100,7 +100,7 @@ def parts_of(
         if is_random_state(variable):
             continue
         places, starts = None, bits_of(variable)
-        if record.entry is not None and record.source is not None and not record.is_changed:
+        if record.entry is not None:
             places = np.flatnonzero(trained[record.entry.position])
             places = places.astype(np.int32 if record.size < 2**31 else np.int64)
             starts = starts[places]

@@ -113,7 +113,8 @@ class DeltaPublisher:
 
         Raises:
             OSError: If the file cannot be written.
-            ValueError: If the model cannot be saved as a delta on the base, as for `save`.
+            ValueError: If the model cannot be saved as a delta on the base, as for `save`, or if it
+                has `frozen_weights="decay"`.
         """
         mask = get_mask(self._model)
         if self._state is None or mask != self._mask:
@@ -141,7 +142,13 @@ class DeltaPublisher:
 
     def _publish_full(self, number: int, mask: FreezeMask | None) -> None:
         variables = variables_of(self._model)
-        header, saved = described(self._model, self._base, self._values)
+        # Weights that are frozen since another mask trained them are in no source.
+        header, saved = described(self._model, self._base, self._values, include_frozen=True)
+        if header.decay_scale is not None:
+            raise ValueError(
+                'A model with frozen_weights="decay" cannot be published: its frozen weights '
+                "change in every step, too."
+            )
         header = dataclasses.replace(header, model={**header.model, "compile_config": None})
         if self._state is None:
             check_loads_again(self._model, header)

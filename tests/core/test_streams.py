@@ -1,0 +1,492 @@
+"""Streams: what a follower has equals what the publisher had, whole or not at all."""
+
+import os
+import shutil
+import time
+import uuid
+
+import keras
+import numpy as np
+import pytest
+from helpers import same_bits, sgd, value_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_cases import digest, frozen, network, train, weights
+
+import keras_freeze as kf
+from keras_freeze.storage import DeltaPublisher
+
+pytestmark = [
+    pytest.mark.cases(None, tensorflow=3, jax=3),
+    pytest.mark.filterwarnings("ignore:A model follows its stream no further"),
+]
+
+
+def copy_of(model):
+    copied = keras.models.clone_model(model)
+    copied.set_weights(model.get_weights())
+    return copied
+
+
+def assert_equal(first, second):
+    for a, b in zip(weights(first), weights(second), strict=True):
+        assert same_bits(value_of(a), value_of(b)), a.path
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def stream_of(folder, num_updates=4, full_every=100, **arguments):
+    """A stream of so many files, and the digests of the trainer's states."""
+    model = frozen(network())
+    publisher = DeltaPublisher(model, folder, full_every=full_every, **arguments)
+    states = []
+    for number in range(num_updates + 1):
+        assert publisher.publish() == number
+        states.append(digest(model))
+        train(model, number)
+    return states
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed_bfloat16", "float64"])
+def test_a_follower_has_every_state_of_the_trainer(dtype, tmp_path):
+    if dtype == "float64" and keras.backend.backend() == "jax":
+        pytest.skip("without 64 bits")
+    model = frozen(network(dtype))
+    follower = network(dtype)
+    publisher = kf.DeltaPublisher(model, tmp_path, full_every=3)
+    for step in range(8):
+        number = publisher.publish()
+        followed = kf.follow(follower, tmp_path)
+        assert followed.number == number == step
+        assert_equal(follower, model)
+        assert followed.update() is False
+        train(model, step)
+    late = network(dtype)
+    assert kf.follow(late, tmp_path).number == 7
+    assert_equal(late, follower)
+    assert len([name for name in names(tmp_path) if "full" in name]) == 3
+
+
+@pytest.mark.parametrize("values", ["bfloat16", "float16"])
+def test_rounded_values_are_those_of_the_trainer_rounded(values, tmp_path):
+    model = frozen(network())
+    start = network()
+    follower = network()
+    publisher = kf.DeltaPublisher(model, tmp_path, values=values, full_every=2)
+    trained = {variable.path for variable in model.trainable_variables}
+    mask = kf.get_mask(model)
+    for step in range(4):
+        train(model, step)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        for one, own, old in zip(weights(follower), weights(model), weights(start), strict=True):
+            expected = value_of(own)
+            if own.path in trained:
+                entry = mask.find(own)
+                rounded = value_of(keras.ops.cast(keras.ops.cast(expected, values), "float32"))
+                is_trained = np.ones(own.shape, bool) if entry is None else entry.trained
+                expected = np.where(is_trained, rounded, value_of(old))
+            assert same_bits(value_of(one), expected), (step, own.path)
+
+
+@pytest.mark.parametrize("step", [0.05, 0.001])
+def test_values_on_a_grid_are_next_to_those_of_the_trainer(step, tmp_path):
+    model, follower, start = frozen(network()), network(), network()
+    publisher = kf.DeltaPublisher(model, tmp_path, values=kf.storage.Grid(step), full_every=3)
+    trainable = {variable.path for variable in model.trainable_variables}
+    for number in range(7):
+        train(model, number)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        for one, own, old in zip(weights(follower), weights(model), weights(start), strict=True):
+            found, expected = value_of(one), value_of(own)
+            if own.path not in trainable:
+                assert same_bits(found, expected)
+                continue
+            steps = (found - value_of(old)).astype("float64") / step
+            assert np.abs(steps - np.rint(steps)).max() < 1e-2
+            assert np.abs(found - expected).max() <= 0.51 * step
+    late = network()
+    kf.follow(late, tmp_path)
+    assert_equal(late, follower)
+
+
+def test_a_network_that_is_trained_on_a_grid_is_sent_exactly(tmp_path):
+    model = frozen(network(), grid=0.05)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(64, 6)), rng.normal(size=(64, 5))
+    follower = network()
+    publish = kf.callbacks.PublishDeltas(tmp_path, every=2)
+    model.fit(x, y, batch_size=8, callbacks=[publish], verbose=0)
+    kf.follow(follower, tmp_path)
+    assert_equal(follower, model)
+    updates = [tmp_path / name for name in names(tmp_path) if "update" in name]
+    assert len(updates) == 3
+    num_statistics = 2 * 16 * 4
+    assert max(path.stat().st_size for path in updates) < 250 + num_statistics
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_training_is_published_every_so_many_steps_and_at_the_end(steps_per_execution, tmp_path):
+    if keras.backend.backend() == "torch" and steps_per_execution > 1:
+        pytest.skip("Keras refuses it")
+    model, follower = network(), network()
+    optimizer = kf.FreezeOptimizer(sgd(0.05), 0.9)  # the first batch decides
+    model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(80, 6)), rng.normal(size=(80, 5))
+    publish = kf.callbacks.PublishDeltas(tmp_path, every=4)
+    model.fit(x, y, batch_size=8, epochs=3, callbacks=[publish], verbose=0)
+    assert publish.publisher.number == {1: 7, 4: 6}[steps_per_execution]
+    kf.follow(follower, tmp_path)
+    assert_equal(follower, model)
+    model.fit(x, y, batch_size=8, epochs=1, callbacks=[publish], verbose=0)
+    kf.follow(follower, tmp_path)
+    assert_equal(follower, model)
+
+
+def test_a_trainer_without_a_mask_is_followed_too(tmp_path):
+    model, follower = network(), network()
+    publisher = kf.DeltaPublisher(model, tmp_path)
+    for step in range(3):
+        train(model, step, scale=1e-4)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        assert_equal(follower, model)
+
+
+def test_a_new_mask_begins_with_a_complete_file(tmp_path):
+    model, follower = frozen(network()), network()
+    publisher = kf.DeltaPublisher(model, tmp_path)
+    for step in range(6):
+        if step == 3:
+            rng = np.random.default_rng(7)
+            x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 5))
+            kf.freeze(model, x, y, overwrite=True)
+        train(model, step)
+        publisher.publish()
+        if step != 2:
+            kf.follow(follower, tmp_path)
+            assert_equal(follower, model)
+    assert [name for name in names(tmp_path) if "full" in name][-1].startswith("000000000003")
+
+
+def test_pruned_networks_are_followed(tmp_path):
+    model, follower = frozen(network(), frozen_weights="zero"), network()
+    publisher = kf.DeltaPublisher(model, tmp_path, base=network(), full_every=2)
+    for step in range(5):
+        train(model, step)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        assert_equal(follower, model)
+
+
+def test_a_trainer_goes_on_with_its_stream(tmp_path):
+    base, follower = network(), network()
+    model = frozen(network())
+    publisher = kf.DeltaPublisher(model, tmp_path, base=base)
+    for step in range(3):
+        train(model, step)
+        publisher.publish()
+    kf.follow(follower, tmp_path)
+    resumed = frozen(network())  # from an earlier checkpoint
+    train(resumed, 0)
+    with pytest.raises(ValueError, match="`base` must be given where a stream is continued"):
+        kf.DeltaPublisher(resumed, tmp_path)
+    publisher = kf.DeltaPublisher(resumed, tmp_path, base=base)
+    assert publisher.publish() == 3
+    assert kf.follow(follower, tmp_path).number == 3
+    assert_equal(follower, resumed)
+    train(resumed, 1)
+    publisher.publish()
+    kf.follow(follower, tmp_path)
+    assert_equal(follower, resumed)
+    late = network()
+    kf.follow(late, tmp_path)
+    assert_equal(late, resumed)
+    other = network()
+    train(other, 9)
+    with pytest.raises(ValueError, match="choose another folder"):
+        kf.DeltaPublisher(resumed, tmp_path, base=other)
+
+
+@pytest.fixture(name="stream", scope="module")
+def stream_files(tmp_path_factory):
+    """A folder with a complete file, five updates, another complete file and one update."""
+    folder = tmp_path_factory.mktemp("stream")
+    return folder, stream_of(folder, num_updates=7, full_every=6)
+
+
+def refused(folder, model, **arguments):
+    """What `follow` says; the model must be as it was."""
+    before = digest(model)
+    with pytest.raises((kf.FreezeFileError, FileNotFoundError)) as caught:
+        kf.follow(model, folder, **arguments)
+    assert digest(model) == before
+    return str(caught.value)
+
+
+def copied(stream, tmp_path, chosen=None):
+    folder = tmp_path / uuid.uuid4().hex
+    folder.mkdir()
+    for name in names(stream[0]):
+        if chosen is None or name in chosen:
+            shutil.copy(stream[0] / name, folder / name)
+    return folder
+
+
+def full(number):
+    return f"{number:012d}-full.freeze"
+
+
+def update(number):
+    return f"{number:012d}-update.freeze"
+
+
+def test_missing_files_are_named(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), update(1), update(3)})
+    assert f"{update(2)!r} is missing" in refused(folder, network())
+    folder = copied(stream, tmp_path, {update(1), update(2)})
+    assert "no complete file" in refused(folder, network())
+    assert "no complete file" in refused(tmp_path / "nowhere", network())
+    # What lies before a complete file may be deleted.
+    folder = copied(stream, tmp_path, {full(6), update(7)})
+    model = network()
+    assert kf.follow(model, folder).number == 7
+    assert digest(model) == stream[1][7]
+
+
+def test_a_follower_that_was_behind_goes_on_from_a_complete_file(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), update(1)})
+    model = network()
+    kf.follow(model, folder)
+    assert digest(model) == stream[1][1]
+    for name in (full(6), update(7)):
+        shutil.copy(stream[0] / name, folder / name)
+    assert kf.follow(model, folder).number == 7
+    assert digest(model) == stream[1][7]
+
+
+def test_renamed_files_are_refused(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), update(1), update(2)})
+    os.replace(folder / update(2), folder / update(1))
+    assert "have been renamed" in refused(folder, network())
+    folder = copied(stream, tmp_path, {full(0), update(2)})
+    os.replace(folder / full(0), folder / full(1))
+    assert "have been renamed" in refused(folder, network())
+
+
+def test_foreign_files_are_refused(stream, tmp_path):
+    other = tmp_path / "other"
+    stream_of(other, num_updates=2)
+    folder = copied(stream, tmp_path, {full(0), update(1)})
+    shutil.copy(other / update(2), folder)
+    assert "belongs to the stream" in refused(folder, network())
+    model = network()
+    kf.follow(model, copied(stream, tmp_path, {full(0)}))
+    assert "another base" in refused(folder, frozen_and_trained())
+    shutil.copy(other / full(0), folder / full(0))
+    assert "belongs to the stream" in refused(folder, network())
+    kf.save(frozen(network()), folder / full(3), base=network())
+    assert "belongs to no stream" in refused(folder, network())
+
+
+def frozen_and_trained():
+    model = frozen(network())
+    train(model, 1)
+    return model
+
+
+def test_another_stream_in_the_folder_is_refused_by_a_follower_of_the_first(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), update(1)})
+    model = network()
+    kf.follow(model, folder)
+    stream_of(tmp_path / "other", num_updates=5, full_every=5)
+    shutil.copy(tmp_path / "other" / full(5), folder / full(5))
+    assert "has followed so far" in refused(folder, model)
+
+
+def test_a_model_that_was_changed_by_something_else_is_not_touched(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), update(1)})
+    model = network()
+    kf.follow(model, folder)
+    train(model, 0)
+    before = digest(model)
+    shutil.copy(stream[0] / update(2), folder)
+    with pytest.raises(ValueError, match="has changed since the last update"):
+        kf.follow(model, folder)
+    assert digest(model) == before
+
+
+@pytest.mark.parametrize("name", [full(0), update(3)])
+def test_damaged_files_are_named_and_change_nothing(name, stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), *map(update, range(1, 6))})
+    content = (folder / name).read_bytes()
+    rng = np.random.default_rng(0)
+    for cut in (0, 50, len(content) - 1):
+        (folder / name).write_bytes(content[:cut])
+        assert name in refused(folder, network())
+    for place in rng.integers(0, len(content), 25):
+        changed = bytearray(content)
+        changed[place] ^= 1 << rng.integers(8)
+        (folder / name).write_bytes(changed)
+        assert name in refused(folder, network())
+    (folder / name).write_bytes(content)
+    model = network()
+    kf.follow(model, folder)
+    assert digest(model) == stream[1][5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_order_of_arrival_gives_states_of_the_trainer_or_errors(data, stream, tmp_path_factory):
+    """Files arrive late, twice, out of order or never: never a state that nobody had."""
+    folder = tmp_path_factory.mktemp("arrival")
+    arrivals = data.draw(st.lists(st.sampled_from(names(stream[0])), min_size=3, max_size=14))
+    model = network()
+    allowed = {digest(model), *stream[1]}
+    for name in arrivals:
+        shutil.copy(stream[0] / name, folder / name)
+        before = digest(model)
+        try:
+            follower = kf.follow(model, folder)
+        except (kf.FreezeFileError, FileNotFoundError):
+            assert digest(model) == before
+        else:
+            assert digest(model) == stream[1][follower.number]
+        assert digest(model) in allowed
+
+
+def test_nothing_but_files_of_the_stream_is_read_or_written(stream, tmp_path):
+    folder = copied(stream, tmp_path)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "99-update.freeze").write_text("not a name of a stream")
+    (folder / "..000000000009-update.freeze").write_text("nor is this")
+    (folder / ".kf-0-000000000009-update.freeze").write_text("unfinished")
+    model = network()
+    assert kf.follow(model, folder).number == 7
+    assert digest(model) == stream[1][7]
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_that_is_larger_than_its_values_is_not_read(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0)})
+    with open(folder / update(1), "wb") as file:
+        file.truncate(1 << 36)  # takes no space on the disk
+    assert "more than the limit" in refused(folder, network())
+
+
+def test_folders_may_be_urls(tmp_path):
+    pytest.importorskip("fsspec")
+    for url in (f"memory://{uuid.uuid4().hex}/run", f"file://{tmp_path}/run"):
+        model, follower = frozen(network()), network()
+        with pytest.raises(FileNotFoundError, match="no complete file"):
+            kf.follow(follower, url)
+        publisher = kf.DeltaPublisher(model, url, full_every=2)
+        for step in range(4):
+            train(model, step)
+            publisher.publish()
+            kf.follow(follower, url)
+            assert_equal(follower, model)
+
+
+def test_an_update_is_described_as_such(stream):
+    with pytest.raises(kf.FreezeFileError, match="an update of a stream"):
+        kf.storage.inspect(stream[0] / update(1))
+    with pytest.raises(kf.FreezeFileError, match="an update of a stream"):
+        kf.load(stream[0] / update(1), base=network())
+
+
+def test_a_complete_file_is_a_delta_like_any_other(stream):
+    model = network()
+    loaded = kf.load(stream[0] / full(6), base=model)
+    assert digest(loaded) == stream[1][6]
+    kf.apply_delta(model, stream[0] / full(6))
+    assert digest(model) == stream[1][6]
+
+
+def test_bad_arguments_are_named(tmp_path):
+    model = frozen(network())
+    another = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    for arguments, error, match in (
+        ({"folder": 3}, TypeError, "`folder`"),
+        ({"values": "int4"}, ValueError, "`values`"),
+        ({"values": 3}, ValueError, "`values`"),
+        ({"full_every": 0}, ValueError, "`full_every`"),
+        ({"base": another}, ValueError, "architecture"),
+    ):
+        with pytest.raises(error, match=match):
+            kf.DeltaPublisher(model, **{"folder": tmp_path, **arguments})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="`folder`"):
+        kf.DeltaPublisher(model, tmp_path / "file")
+    with pytest.raises(ValueError, match="`every`"):
+        kf.callbacks.PublishDeltas(tmp_path, every=0)
+    with pytest.raises(ValueError, match="`every`"):
+        kf.follow(model, tmp_path, every=-1.0)
+    with pytest.raises(TypeError, match="`model`"):
+        kf.follow("model", tmp_path)
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_model_is_followed_in_the_background(tmp_path):
+    model, served = frozen(network()), network()
+    seen = set()
+    with kf.follow(served, tmp_path, every=0.01) as follower:
+        assert follower.number is None
+        publisher = kf.DeltaPublisher(model, tmp_path, full_every=3)
+        states = {digest(served)}
+        for step in range(10):
+            train(model, step)
+            states.add(digest(model))
+            publisher.publish()
+            with follower.lock:
+                seen.add(digest(served))
+        for _ in range(1000):
+            if follower.number == 9:
+                break
+            time.sleep(0.01)
+        with pytest.raises(ValueError, match="already"):
+            follower.start(1.0)
+    assert seen <= states
+    assert_equal(served, model)
+
+
+def test_errors_in_the_background_are_told_and_pass(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0)})
+    (folder / update(1)).write_bytes(b"damaged")
+    model = network()
+    with kf.follow(model, folder, every=0.01) as follower:
+        for _ in range(1000):
+            if follower.error is not None:
+                break
+            time.sleep(0.01)
+        assert update(1) in str(follower.error)
+        shutil.copy(stream[0] / update(1), folder / update(1))
+        for _ in range(1000):
+            if follower.number == 1:
+                break
+            time.sleep(0.01)
+    assert follower.error is None
+    assert digest(model) == stream[1][1]
+
+
+def test_decaying_weights_are_refused(tmp_path):
+    model = frozen(network(), frozen_weights="decay", l2=0.01)
+    with pytest.raises(ValueError, match="decay"):
+        kf.DeltaPublisher(model, tmp_path).publish()
+    assert names(tmp_path) == []
+
+
+def test_a_value_that_is_not_finite_is_published(tmp_path):
+    model, follower = frozen(network()), network()
+    publisher = kf.DeltaPublisher(model, tmp_path, values=kf.storage.Grid(0.1))
+    publisher.publish()
+    for value in (np.nan, np.inf, 1.0):
+        model.get_layer("last").bias.assign(np.full(5, value, "float32"))
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        found = value_of(follower.get_layer("last").bias)
+        assert np.allclose(found, value, atol=0.06, equal_nan=True)
