@@ -32,11 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import adaptation
 import command_line
-import efficientnet_lite
 import keras
 import numpy as np
 from absl import flags
+from adaptation import BY_NAME, Data, Method, accuracy, choose_methods, save_exact, save_small
 
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
@@ -90,72 +91,6 @@ _FIXED = (
     _TOLERANCE,
 )
 _NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist_5k": "5,000 digits"}
-_BATCH_SIZE = 50
-_HEAD_EPOCHS = 5
-_HEAD_LEARNING_RATES = (0.001, 0.003)
-_QUANTIZE_IMAGES = 500
-
-Data = tuple[np.ndarray, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method of adapting the base; all of them train the head.
-
-    Attributes:
-        name: its name for `--methods`, and in the names of files.
-        label: its name in the table.
-        freeze_rate: the share of the weights that FreezeNet freezes. 0: none; 1: all of them.
-        rank: of LoRA, which freezes all weights. 0: no LoRA.
-        trains_bias: whether biases are trained (or what BatchNormalization has instead of them).
-        learning_rates: what to choose from.
-        criterion, saliency_batches, is_drawn: how FreezeNet chooses the weights.
-        like: the method whose learning rate it takes; None: its own search.
-    """
-
-    name: str
-    label: str
-    freeze_rate: float = 0.0
-    rank: int = 0
-    trains_bias: bool = True
-    learning_rates: tuple[float, ...] = (0.0003, 0.001, 0.003)
-    criterion: str = "snip"
-    saliency_batches: int = 1
-    is_drawn: bool = False
-    like: str | None = None
-
-
-def _freezenet(rate: float, name: str = "", words: str = "", **settings: Any) -> Method:
-    """Return FreezeNet at a rate, or a variant of it."""
-    plain = f"freezenet_{rate:g}"
-    return Method(
-        f"{plain}_{name}" if name else plain,
-        f"FreezeNet, q = {rate:g}" + (f", {words}" if words else ""),
-        rate,
-        learning_rates=(0.0003, 0.001, 0.003) if rate > 0.99 else (0.0001, 0.0003, 0.001),
-        like=plain if name else None,
-        **settings,
-    )
-
-
-METHODS = (
-    Method("head", "head only", 1.0, trains_bias=False),
-    _freezenet(0.99),
-    Method("lora_4", "LoRA, rank 4", 1.0, rank=4, trains_bias=False),
-    _freezenet(0.99, "drawn", "drawn", is_drawn=True),
-    Method("bias", "biases and head", 1.0),
-    _freezenet(0.9),
-    Method("lora_1", "LoRA, rank 1", 1.0, rank=1, trains_bias=False),
-    _freezenet(0.999),
-    _freezenet(0.9, "drawn", "drawn", is_drawn=True),
-    _freezenet(0.999, "drawn", "drawn", is_drawn=True),
-    Method("full", "full fine-tuning", learning_rates=(0.00003, 0.0001, 0.0003)),
-    _freezenet(0.99, "no_bias", "biases frozen", trains_bias=False),
-    _freezenet(0.99, "50", "50 batches", saliency_batches=50),
-    _freezenet(0.99, "magnitude", "magnitude", criterion="magnitude"),
-    _freezenet(0.99, "random", "random", criterion="random"),
-)
-_BY_NAME = {method.name: method for method in METHODS}
 
 
 @dataclass(frozen=True)
@@ -168,10 +103,6 @@ class Task:
     train: Data
     validation: Data
     test: Data
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.train[0].shape[1:]
 
 
 class Results:
@@ -193,7 +124,7 @@ class Results:
 
 
 def main() -> None:
-    methods, seeds = _chosen_methods(), command_line.numbers(_SEEDS, int)
+    methods, seeds = choose_methods(_METHODS.value), command_line.numbers(_SEEDS, int)
     logging.getLogger("tensorflow").setLevel("ERROR")  # it warns of many models in a process
     datasets = list(dict.fromkeys(_DATASETS.value))
     unknown = set(datasets) - set(_NAMES)
@@ -217,14 +148,6 @@ def main() -> None:
         print(f"EfficientNet-Lite0 on {_NAMES[dataset]}:\n\n{as_text(table, dataset)}\n")
     print(f"Written to {folder}: the bases, the .freeze files, transfer.jsonl, result.json,")
     print("transfer.png")
-
-
-def _chosen_methods() -> list[Method]:
-    names = list(_BY_NAME) if _METHODS.value is None else _METHODS.value
-    unknown = [name for name in names if name not in _BY_NAME]
-    if unknown:
-        raise ValueError(f"methods must be among {', '.join(_BY_NAME)}. Received: {unknown[0]}")
-    return [_BY_NAME[name] for name in names]
 
 
 def _check_settings(path: Path) -> None:
@@ -280,7 +203,14 @@ class Study:
         self._results = results
         self._task = task
         self._search_seed = search_seed
-        self._base_file = folder / f"base_{task.dataset}.keras"
+        self._base = adaptation.Base(
+            folder / f"base_{task.dataset}.keras",
+            task.num_classes,
+            task.train[0].shape[1:],
+            _IMAGE_SIZE.value,
+            _WEIGHTS.value,
+            _NORMALIZATION.value,
+        )
 
     def row(self, method: Method) -> dict[str, Any]:
         """Train and save a network by one method, unless that has been done."""
@@ -294,7 +224,7 @@ class Study:
 
     def _best_learning_rate(self, method: Method) -> float:
         if method.like is not None:
-            return self._best_learning_rate(_BY_NAME[method.like])
+            return self._best_learning_rate(BY_NAME[method.like])
         rates = method.learning_rates
         if _LEARNING_RATES.value is not None:
             rates = tuple(command_line.numbers(_LEARNING_RATES, float))
@@ -308,57 +238,61 @@ class Study:
         settings = self._settings(method, rate, self._search_seed, "search")
         done = self._results.find(settings)
         if done is None:
-            if self._task.seed != self._search_seed:
-                raise RuntimeError("learning rates are chosen with the first seed")
             start = time.time()
             training = tuple(array[: _SEARCH_IMAGES.value] for array in self._task.train)
-            network = self._trained(method, rate, training, _SEARCH_EPOCHS.value)
-            accuracy = _accuracy(network, self._task.validation)
+            network = self._adapt(method, training, rate, _SEARCH_EPOCHS.value)
+            found = accuracy(network, self._task.validation)
             done = {
                 "settings": settings,
-                "validation_accuracy": accuracy,
+                "validation_accuracy": found,
                 "seconds": time.time() - start,
             }
             self._results.add(done)
-            self._progress(f"{method.label}: rate {rate:g}, {accuracy:.2%} in validation", start)
+            self._progress(f"{method.label}: rate {rate:g}, {found:.2%} in validation", start)
         return done["validation_accuracy"]
 
     def _measure(self, method: Method, rate: float) -> dict[str, Any]:
         start = time.time()
-        network = self._trained(method, rate, self._task.train, _EPOCHS.value)
-        trained = time.time()
-        validation_accuracy = _accuracy(network, self._task.validation)
+        network = self._adapt(method, self._task.train, rate, _EPOCHS.value)
+        seconds = time.time() - start
+        validation_accuracy = accuracy(network, self._task.validation)
+        num_trained = kf.report(network).num_trained_parameters
         stem = f"{self._task.dataset}_{method.name}_{self._task.seed}"
         exact, small = (self._folder / f"{stem}{end}.freeze" for end in ("", "_small"))
-        kf.save(network, exact, base=self._base_file, include_compile=False)
+        save_exact(network, self._base, exact)
         files = [self._file("exact", exact, network)]
-        num_trained = kf.report(network).num_trained_parameters
-        images, labels = self._task.validation
-        kf.quantize(
-            network,
-            images[:_QUANTIZE_IMAGES],
-            labels[:_QUANTIZE_IMAGES],
-            base=self._base_file,
-            tolerance=_TOLERANCE.value,
-        )
-        kf.save(network, small, base=self._base_file, include_compile=False)
+        save_small(network, self._base, small, self._task.validation, _TOLERANCE.value)
         files.append(self._file("small", small, network))
-        self._progress(
-            f"{method.label}: "
-            + ", ".join(f"{file['bytes']:,} bytes {file['test_accuracy']:.2%}" for file in files),
-            start,
-        )
+        sizes = [f"{file['bytes']:,} bytes {file['test_accuracy']:.2%}" for file in files]
+        self._progress(f"{method.label}: {', '.join(sizes)}", start)
         return {
             "num_trained": num_trained,
             "validation_accuracy": validation_accuracy,
-            "training_seconds": trained - start,
+            "training_seconds": seconds,
             "files": files,
         }
 
+    def _adapt(self, method: Method, training: Data, rate: float, epochs: int) -> keras.Model:
+        return adaptation.adapt(
+            self._base, self._head, method, training, rate, epochs, self._task.seed
+        )
+
+    @functools.cached_property
+    def _head(self) -> list[np.ndarray]:
+        """The head that all methods start from."""
+        training, validation = (
+            (adaptation.features(self._base, images), labels)
+            for images, labels in (self._task.train, self._task.validation)
+        )
+        return adaptation.train_head(training, validation, self._task.num_classes, self._task.seed)
+
     def _file(self, kind: str, path: Path, network: keras.Model) -> dict[str, Any]:
-        accuracy = _accuracy(network, self._task.test)
-        size = path.stat().st_size
-        return {"kind": kind, "file": path.name, "bytes": size, "test_accuracy": accuracy}
+        return {
+            "kind": kind,
+            "file": path.name,
+            "bytes": path.stat().st_size,
+            "test_accuracy": accuracy(network, self._task.test),
+        }
 
     def _settings(self, method: Method, rate: float, seed: int, purpose: str) -> dict[str, Any]:
         return {
@@ -369,112 +303,10 @@ class Study:
             "seed": seed,
         }
 
-    def _trained(self, method: Method, rate: float, training: Data, epochs: int) -> keras.Model:
-        """Return a copy of the base, adapted by a method."""
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(self._task.seed)
-        network = keras.models.load_model(self._base())
-        network.get_layer(efficientnet_lite.HEAD).set_weights(self._head)
-        for layer in network.layers:
-            if layer.name != efficientnet_lite.HEAD:
-                _choose_trained(layer, method)
-        optimizer = kf.FreezeOptimizer(
-            _adam(rate, epochs * _num_steps(training)),
-            method.freeze_rate,
-            criterion=method.criterion,
-            exclude=[efficientnet_lite.HEAD],
-            seed=self._task.seed,
-        )
-        _compile(network, optimizer, _num_steps(training))
-        chosen = slice(method.saliency_batches * _BATCH_SIZE)
-        kf.freeze(
-            network,
-            *(array[chosen] for array in training),
-            batch_size=_BATCH_SIZE,
-            drawn=method.is_drawn,
-        )
-        if method.name != "head":
-            network.fit(*training, batch_size=_BATCH_SIZE, epochs=epochs, verbose=0)
-        return network
-
-    def _base(self) -> Path:
-        """Write the base, unless it is there."""
-        if not self._base_file.exists():
-            base = efficientnet_lite.efficientnet_lite0(
-                self._task.num_classes,
-                (_IMAGE_SIZE.value, _IMAGE_SIZE.value, 3),
-                image_shape=self._task.image_shape,
-                folded=_NORMALIZATION.value == "folded",
-            )
-            if _WEIGHTS.value == "imagenet":
-                efficientnet_lite.load_imagenet_weights(base)
-            head = base.get_layer(efficientnet_lite.HEAD)
-            head.set_weights([np.zeros(v.shape, "float32") for v in head.weights])
-            with replacing(self._base_file) as path:
-                base.save(path)
-        return self._base_file
-
-    @functools.cached_property
-    def _head(self) -> list[np.ndarray]:
-        """A head that is trained on the features of the base."""
-        base = keras.models.load_model(self._base())
-        features = keras.Model(base.inputs, base.get_layer("pool").output)
-        data = [
-            (features.predict(images, batch_size=100, verbose=0), labels)
-            for images, labels in (self._task.train, self._task.validation)
-        ]
-        heads = [self._head_trained_on(*data, rate) for rate in _HEAD_LEARNING_RATES]
-        return max(heads, key=lambda pair: pair[0])[1]
-
-    def _head_trained_on(
-        self, train: Data, validation: Data, rate: float
-    ) -> tuple[float, list[np.ndarray]]:
-        """Return validation accuracy and weights of a head."""
-        keras.utils.set_random_seed(self._task.seed)
-        inputs = keras.Input(train[0].shape[1:])
-        dense = keras.layers.Dense(self._task.num_classes, kernel_initializer="zeros")
-        head = keras.Model(inputs, dense(inputs))
-        _compile(head, _adam(rate, _HEAD_EPOCHS * _num_steps(train)), _num_steps(train))
-        head.fit(*train, batch_size=_BATCH_SIZE, epochs=_HEAD_EPOCHS, verbose=0)
-        return _accuracy(head, validation), head.get_weights()
-
     def _progress(self, line: str, start: float) -> None:
         seconds = time.time() - start
         place = f"{_NAMES[self._task.dataset]}, seed {self._task.seed}"
         print(f"{place}: {line} ({seconds:.0f} s)", file=sys.stderr, flush=True)
-
-
-def _choose_trained(layer: keras.layers.Layer, method: Method) -> None:
-    """Freeze what a method does not train, other than by a mask; add LoRA's factors."""
-    if isinstance(layer, keras.layers.BatchNormalization):
-        layer.trainable = method.trains_bias or _NORMALIZATION.value == "batch"
-    elif method.rank and hasattr(layer, "enable_lora"):
-        layer.enable_lora(method.rank)
-    if getattr(layer, "bias", None) is not None and not method.trains_bias:
-        layer.bias.trainable = False
-
-
-def _num_steps(training: Data) -> int:
-    """Return the number of steps in an epoch."""
-    return -(-len(training[0]) // _BATCH_SIZE)
-
-
-def _adam(rate: float, num_steps: int) -> keras.optimizers.Optimizer:
-    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, num_steps))
-
-
-def _compile(network: keras.Model, optimizer: keras.optimizers.Optimizer, num_steps: int) -> None:
-    can_merge = keras.backend.backend() != "torch"  # which runs one step at a time
-    network.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        steps_per_execution=min(20, num_steps) if can_merge else 1,
-    )
-
-
-def _accuracy(network: keras.Model, data: Data) -> float:
-    return network.evaluate(*data, batch_size=100, return_dict=True, verbose=0)["accuracy"]
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -522,7 +354,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if row["deviation"] is not None:
         accuracy += f" ± {100 * row['deviation']:.2f}"
     return [
-        _BY_NAME[row["method"]].label,
+        BY_NAME[row["method"]].label,
         row["kind"],
         f"{row['learning_rate']:g}" if row["learning_rate"] else "",
         f"{row['num_trained']:,}",
@@ -578,7 +410,7 @@ def _series(
 
 
 def _group(name: str) -> str:
-    method = _BY_NAME[name]
+    method = BY_NAME[name]
     if method.rank:
         return "LoRA"
     if not 0 < method.freeze_rate < 1:

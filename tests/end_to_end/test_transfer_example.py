@@ -77,17 +77,24 @@ def test_bytes_are_those_of_the_files_and_small_files_are_smaller(finished):
         assert rows[name, "small"]["bytes"] < rows[name, "exact"]["bytes"] / 2
 
 
+def count(base, name):
+    return sum(
+        np.prod(v.shape)
+        for layer in base.layers
+        for v in layer.trainable_variables
+        if v.name == name and layer.name != "head"
+    )
+
+
 def test_methods_train_what_they_say(finished):
     folder, _, rows = finished
     base = load_base(folder)
-    num_weights = sum(np.prod(v.shape) for v in base.trainable_variables if v.name == "kernel") - (
-        NUM_HEAD - 10
-    )
+    num_weights, num_layers = count(base, "kernel"), 50  # each trains at least one weight
     chosen = num_weights - round(0.99 * num_weights)
     assert rows["head", "exact"]["num_trained"] == NUM_HEAD
     for name in ("freezenet_0.99", "freezenet_0.99_drawn"):
-        biases = sum(np.prod(v.shape) for v in base.trainable_variables if v.name == "bias") - 10
-        assert abs(rows[name, "exact"]["num_trained"] - NUM_HEAD - biases - chosen) <= 1
+        found = rows[name, "exact"]["num_trained"] - NUM_HEAD - count(base, "bias")
+        assert chosen <= found <= chosen + num_layers
     assert NUM_HEAD < rows["lora_1", "exact"]["num_trained"] < 50_000
 
 
@@ -100,7 +107,9 @@ def test_a_delta_goes_on_the_base_and_off_again(finished, name, end):
     loaded = kf.load(file, base=folder / "base_mnist_5k.keras")
     kf.apply_delta(device, file)
     assert count_changed(device, loaded) == 0
-    assert 0 < count_changed(device, base) <= finished[2][name, "exact"]["num_trained"]
+    changed = count_changed(device, base)
+    assert changed <= finished[2][name, "exact"]["num_trained"]
+    assert changed > 0 or end  # rounding may take back what little has been learned
     kf.remove_delta(device, file)
     assert count_changed(device, base) == 0
 
