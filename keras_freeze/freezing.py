@@ -11,7 +11,7 @@ from keras_freeze import backend, criteria
 from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze._utils.validation import check_bool, check_instance
 from keras_freeze.computed_masks import mask_of_loss, mask_of_recorded
-from keras_freeze.gradients.data import Batches
+from keras_freeze.gradients.data import Batches, preprocessed
 from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.gradients.train_step import has_own_train_step, recorded_gradients
 from keras_freeze.initializers.of_layers import starts_of
@@ -126,7 +126,9 @@ def freeze(
             "Received: drawn=True and a mask"
         )
     check_not_trained_elsewhere(model)
-    batches = None if x is None else Batches(x, y, sample_weight, steps, batch_size)
+    batches = None
+    if x is not None:
+        batches = Batches(*preprocessed(model, x, y, sample_weight), steps, batch_size)
     if mask is None:
         criteria.check_one_process()
     with contextlib.ExitStack() as scopes:

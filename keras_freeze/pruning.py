@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.threads import check_not_trained_elsewhere
-from keras_freeze.gradients.data import Passes, check_readable_again
+from keras_freeze.gradients.data import Passes, check_readable_again, preprocessed
 from keras_freeze.gradients.loss import evaluate
 from keras_freeze.gradients.preserve import KeptValues, attributes_kept, state_kept
 from keras_freeze.masks.frozen_variables import zero_frozen_entries
@@ -68,7 +68,8 @@ def check_pruning(
     """
     check_model(model)
     check_readable_again(x)
-    Passes(x, y, None, None, batch_size)  # refuses data that are empty or do not fit together
+    data = preprocessed(model, x, y, None)
+    Passes(*data, None, batch_size)  # refuses data that are empty or do not fit together
     check_not_quantized(model)
     # What the evaluations build, such as metrics, goes too: `fit` draws one random number less on
     # PyTorch where it finds them built.

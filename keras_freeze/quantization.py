@@ -14,7 +14,7 @@ import numpy as np
 from keras_freeze import backend
 from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze._utils.validation import check_number
-from keras_freeze.gradients.data import Passes, check_readable_again
+from keras_freeze.gradients.data import Passes, check_readable_again, preprocessed
 from keras_freeze.gradients.flow import FlowMeter
 from keras_freeze.gradients.loss import evaluate
 from keras_freeze.gradients.preserve import attributes_kept, state_kept
@@ -187,7 +187,7 @@ def _checked_mask(model: Any, x: Any, y: Any, step: Any) -> FreezeMask:
                 f"`step` instead of data. Received: model={model!r}"
             )
         check_readable_again(x)
-        Passes(x, y, None, None, None)  # refuses data that are empty or do not fit together
+        _passes(model, x, y)  # refuses data that are empty or do not fit together
     mask = get_mask(model)
     if mask is None:
         ModelOptimizers(model).required()  # says why not
@@ -264,7 +264,7 @@ def _relative_steps(
 
     An error of a step's size then costs the same loss in each of them.
     """
-    flows = FlowMeter(model).batch_flows(Passes(x, y, None, None, None))
+    flows = FlowMeter(model).batch_flows(_passes(model, x, y))
     sums = {id(v): 0.0 for v in model.trainable_variables}
     with contextlib.closing(flows):
         for batch in itertools.islice(flows, _MOST_BATCHES):
@@ -321,6 +321,10 @@ class _Values:
         except BaseException:
             self.assign({})
             raise
+
+
+def _passes(model: keras.Model, x: Any, y: Any) -> Passes:
+    return Passes(*preprocessed(model, x, y, None), None, None)
 
 
 def _evaluate(model: keras.Model, x: Any, y: Any) -> dict[str, float]:

@@ -10,7 +10,7 @@ import keras
 
 from keras_freeze._utils.validation import type_error
 from keras_freeze.callbacks.drift import FrozenWeights, numbered
-from keras_freeze.callbacks.gradient_flow_history import _passes
+from keras_freeze.callbacks.gradient_flow_history import EpochData
 from keras_freeze.gradients.flow import FlowMeter
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.parameters import shorten
@@ -82,7 +82,7 @@ class FreezeBoard(keras.callbacks.Callback):
         _import_tensorboard()  # better now than when training begins
         self._folder = os.path.join(log_dir, "freeze")
         data = (x, y, sample_weight, steps, batch_size)
-        self._data = None if all(part is None for part in data) else _passes(*data)
+        self._data = None if all(part is None for part in data) else EpochData(*data)
         self._file: _EventFile | None = None
         self._frozen: FrozenWeights | None = None
         self._has_warned = False
@@ -90,7 +90,10 @@ class FreezeBoard(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self._close()  # an earlier training may have been interrupted
         self._file = _EventFile(self._folder)
-        self._flow_meter = None if self._data is None else FlowMeter(self.model)
+        self._flow_meter = None
+        if self._data is not None:
+            self._passes = self._data.passes(self.model)
+            self._flow_meter = FlowMeter(self.model)
         self._frozen = None
         self._has_warned = False
 
@@ -119,9 +122,9 @@ class FreezeBoard(keras.callbacks.Callback):
         return rates
 
     def _flow(self) -> dict[str, float]:
-        if self._flow_meter is None or self._data is None:
+        if self._flow_meter is None:
             return {}
-        flow = self._flow_meter.statistics(self._data)
+        flow = self._flow_meter.statistics(self._passes)
         return {"gradient_flow": flow.mean, "gradient_flow_deviation": flow.deviation}
 
     def _drift(self) -> dict[str, float]:

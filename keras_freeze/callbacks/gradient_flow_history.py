@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_freeze.gradients.data import Passes
+from keras_freeze.gradients.data import Passes, preprocessed, preprocesses
 from keras_freeze.gradients.flow import FlowMeter
 
 
@@ -52,11 +52,12 @@ class GradientFlowHistory(keras.callbacks.Callback):
         batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        self._data = _passes(x, y, sample_weight, steps, batch_size)
+        self._data = EpochData(x, y, sample_weight, steps, batch_size)
         self.history = _empty_history()
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.history = _empty_history()
+        self._passes = self._data.passes(self.model)
         self._meter = FlowMeter(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -69,7 +70,7 @@ class GradientFlowHistory(keras.callbacks.Callback):
             logs.update(record)
 
     def _record(self, epoch: int) -> dict[str, float]:
-        flow = self._meter.statistics(self._data)
+        flow = self._meter.statistics(self._passes)
         record = {"gradient_flow": flow.mean, "gradient_flow_deviation": flow.deviation}
         for name, value in {"epoch": epoch, **record}.items():
             self.history[name].append(value)
@@ -80,11 +81,25 @@ def _empty_history() -> dict[str, list[Any]]:
     return {"epoch": [], "gradient_flow": [], "gradient_flow_deviation": []}
 
 
-def _passes(x: Any, *others: Any) -> Passes:
-    """Return data for one pass after each epoch."""
-    if isinstance(x, Iterator):
-        raise TypeError(
-            "Argument `x` must be arrays or a dataset that can be read again and again. "
-            f"Received: x={x!r}, which can be read once."
-        )
-    return Passes(x, *others)
+class EpochData:
+    """Data for one pass after each epoch.
+
+    Raises:
+        TypeError: for data that can be read only once. Other errors are those of `Passes`.
+    """
+
+    def __init__(self, x: Any, *others: Any) -> None:
+        if isinstance(x, Iterator):
+            raise TypeError(
+                "Argument `x` must be arrays or a dataset that can be read again and again. "
+                f"Received: x={x!r}, which can be read once."
+            )
+        self._given = (x, *others)
+        self._passes = Passes(*self._given)
+
+    def passes(self, model: keras.Model) -> Passes:
+        """Return passes over these data as a model gets them from `fit`."""
+        if not preprocesses(model):
+            return self._passes
+        x, y, sample_weight, *others = self._given
+        return Passes(*preprocessed(model, x, y, sample_weight), *others)

@@ -8,7 +8,7 @@ import numpy as np
 from keras import tree
 
 from keras_freeze import backend, criteria
-from keras_freeze.gradients.data import Batch, Batches
+from keras_freeze.gradients.data import Batch, Batches, preprocessed
 from keras_freeze.gradients.loss import (
     check_takes_logits,
     hessian_gradient_products,
@@ -50,7 +50,7 @@ def compute_saliency(
     """
     check_model(model)
     criterion = criteria.check_criterion(criterion)
-    batches = Batches(x, y, None, 1, None)
+    batches = Batches(*preprocessed(model, x, y, None), 1, None)
     build_model(model, batches)
     parameters = [p for p in classify(model.trainable_variables) if p.kind == WEIGHT]
     paths = [p.path for p in parameters]

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -98,6 +98,42 @@ class Passes:
         return batches if self._steps is None else _first(batches, self._steps)
 
 
+def preprocessed(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Return the data that a model's `fit` makes of its arguments before it cuts batches.
+
+    The tasks of KerasHub preprocess what they are given: strings become tokens, images are scaled,
+    targets may be made of inputs. All other models get the data unchanged. Arrays are preprocessed
+    at once, a dataset batch by batch.
+    """
+    if not preprocesses(model):
+        return x, y, sample_weight
+    _check_data(x)
+    if _is_dataset(x):
+        return _PreprocessedDataset(x, model.preprocess_samples), y, sample_weight
+    return keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(x, y, sample_weight))
+
+
+def preprocesses(model: keras.Model) -> bool:
+    """Return whether a model's `fit` preprocesses its data, as the tasks of KerasHub do."""
+    return hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None
+
+
+class _PreprocessedDataset:
+    """The batches of a dataset, preprocessed; read as often as the dataset itself can be."""
+
+    def __init__(self, dataset: Any, preprocess: Callable[..., Any]) -> None:
+        self._dataset = dataset
+        self._preprocess = preprocess
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in _items(self._dataset):
+            yield self._preprocess(*keras.utils.unpack_x_y_sample_weight(item))
+
+    @property
+    def is_endless(self) -> bool:
+        return _is_endless(self._dataset)
+
+
 def check_readable_again(x: Any) -> None:
     """Raise ValueError for data that can be read only once."""
     if isinstance(x, Iterator):
@@ -134,6 +170,8 @@ def _check_alone(**given: Any) -> None:
 
 
 def _is_endless(dataset: Any) -> bool:
+    if isinstance(dataset, _PreprocessedDataset):
+        return dataset.is_endless
     if isinstance(dataset, keras.utils.PyDataset):
         return dataset.num_batches is None
     cardinality = getattr(dataset, "cardinality", None)  # of a tf.data.Dataset

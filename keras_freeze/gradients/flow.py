@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_freeze import backend
 from keras_freeze._utils.validation import check_one_of
-from keras_freeze.gradients.data import Passes, length_of
+from keras_freeze.gradients.data import Passes, length_of, preprocessed
 from keras_freeze.gradients.loss import data_errors, loss_function, loss_scale
 from keras_freeze.gradients.preserve import state_kept
 from keras_freeze.model_state import ModelOptimizers, check_model, get_mask, is_built
@@ -75,7 +75,8 @@ def gradient_flow(
     ```
     """
     check_one_of("reduce", reduce, REDUCTIONS)
-    data = Passes(x, y, sample_weight, steps, batch_size)
+    check_model(model)
+    data = Passes(*preprocessed(model, x, y, sample_weight), steps, batch_size)
     num_samples, norms, total = 0, 0.0, None
     # Closed at an error, too, so that the model gets its state back before anyone sees it.
     with contextlib.closing(FlowMeter(model, loss).batch_flows(data)) as batches:
