@@ -40,6 +40,18 @@ _KIND_BY_NAME = {
     "scale": NORMALIZATION,  # RMSNormalization, Attention, AdditiveAttention
     "concat_score_weight": NORMALIZATION,  # Attention: a scalar factor, despite its name
     "alpha": NORMALIZATION,  # PReLU
+    # KerasHub: mixtures of experts (Mixtral and Qwen; GPT-OSS and Gemma), masked language models.
+    "expert_feedforward_gate_dense": WEIGHT,
+    "expert_feedforward_intermediate_dense": WEIGHT,
+    "expert_feedforward_output_dense": WEIGHT,
+    "gate_proj": WEIGHT,
+    "up_proj": WEIGHT,
+    "gate_up_proj": WEIGHT,
+    "gate_up_proj_bias": BIAS,
+    "down_proj": WEIGHT,
+    "down_proj_bias": BIAS,
+    "output_kernel": WEIGHT,
+    "output_bias": BIAS,
 }
 
 # Unknown on purpose. Low-rank factors are themselves the few trained values beside a fixed kernel,

@@ -185,6 +185,23 @@ def test_no_name_is_listed_twice():
     assert not (set(parameters._KIND_BY_NAME) & (NOT_TRAINABLE | LEFT_UNKNOWN))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("expert_feedforward_gate_dense", WEIGHT),
+        ("expert_feedforward_intermediate_dense", WEIGHT),
+        ("expert_feedforward_output_dense", WEIGHT),
+        *((f"{name}_proj", WEIGHT) for name in ("gate", "up", "down", "gate_up")),
+        *((f"{name}_proj_bias", BIAS) for name in ("down", "gate_up")),
+        ("output_kernel", WEIGHT),
+        ("output_bias", BIAS),
+    ],
+)
+def test_names_of_keras_hub_are_known(name, kind):
+    variable = keras.Variable(np.ones((2, 3, 4)), name=name)
+    assert kind_of(variable) == kind
+
+
 def test_biases_of_attention_are_biases_whatever_their_rank():
     layer = called(lambda: layers.MultiHeadAttention(2, 3), (SEQUENCE, SEQUENCE))
     biases = [v for v in layer.trainable_variables if kind_of(v) == BIAS]
