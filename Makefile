@@ -22,21 +22,21 @@ FAST := -m "not slow and not exhaustive"
 SLOW := -m "slow and not exhaustive"
 ALL := --hypothesis-profile=many
 
-test: $(VENV)/.installed-test  ## what matters on all three backends: five minutes on two cores
+test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on all three backends: five minutes on two cores
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(FAST) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(FAST) tests/core tests/tensorflow || status=1; \
 	KERAS_BACKEND=jax $(PYTEST) $(FAST) tests/core || status=1; \
 	exit $$status
 
-test-slow: $(VENV)/.installed-test  ## the paper's side, whole programs, other processes and devices
+test-slow: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## the paper's side, whole programs, other processes and devices
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(SLOW) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) tests/core tests/tensorflow tests/paper tests/end_to_end \
 	|| status=1; \
 	exit $$status
 
-test-all: $(VENV)/.installed-test  ## every case of every test: an hour and a quarter on two cores
+test-all: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## every case of every test: an hour and a quarter on two cores
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(ALL) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(ALL) tests || status=1; \
@@ -61,6 +61,13 @@ package: $(VENV)/.installed-package  ## sdist and wheel, installed and used
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing keras_freeze[$*] into $(VENV); a few minutes the first time."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+# Without what KerasHub asks for and its tests do not use, such as tensorflow-text, which allows one
+# version of TensorFlow only.
+$(VENV)/.installed-keras-hub: | $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	'keras-hub==0.32.*' regex tokenizers
 	@touch $@
 
 $(BIN)/python:

@@ -1,5 +1,6 @@
 """KerasHub's models, small and without pretrained weights: freeze, train, deltas, LoRA."""
 
+import re
 import warnings
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from helpers import (
     value_of,
     values_of,
 )
+from processes import ROOT
 
 import keras_freeze as kf
 
@@ -534,3 +536,25 @@ def test_experts_are_frozen_like_other_weights():
         warnings.simplefilter("error")
         mask = kf.freeze(model, x, y)
     assert sum("expert" in entry.path for entry in mask.entries) == 3
+
+
+# ---------------------------------------------------------------- the documentation
+
+
+def programs(page, heading):
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    return re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_page_run(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "guides" / "fine_tuning.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for heading in ("A KerasHub model", "Together with LoRA"):
+        for program in programs(page, heading):
+            exec(compile(program, heading, "exec"), found)
+    accuracy = re.search(r"Accuracy: ([\d.]+)%", capsys.readouterr().out)[1]
+    assert float(accuracy) > 90
+    outputs = [found[name].predict(found["x"], verbose=0) for name in ("device", "model")]
+    assert same_bits(*outputs)

@@ -20,7 +20,8 @@ def make(target, fails, folder):
     python.parent.mkdir()
     python.write_text(STUB)
     python.chmod(0o755)
-    (folder / ".installed-test").touch()
+    for name in ("test", "keras-hub"):
+        (folder / f".installed-{name}").touch()
     environment = {**os.environ, "CALLS": str(folder / "calls"), "FAILS": fails}
     command = ["make", "--directory", str(ROOT), target, f"VENV={folder}"]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
