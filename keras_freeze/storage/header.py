@@ -229,6 +229,8 @@ class Header:
 
     def _check(self) -> None:
         check_positions(self.mask_parts)
+        if "base" in self.model and self.base is None:
+            raise FreezeFileError("the architecture is that of a base that is missing")
         for record in self.records:
             if self.settings and record.entry and record.entry.settings >= len(self.settings):
                 raise FreezeFileError(f"{record.path!r} has settings that are missing")
@@ -257,7 +259,7 @@ class Header:
         """The first version of the format that has all of this."""
         has_keys = any(part.key is not None for part in self.mask_parts)
         is_new = [r.grid is not None or r.is_changed or r.has_differences for r in self.records]
-        return 2 if has_keys or any(is_new) else 1
+        return 2 if has_keys or any(is_new) or "base" in self.model else 1
 
     @property
     def mask_parts(self) -> list[MaskPart]:

@@ -53,7 +53,7 @@ class Inspection:
     Attributes:
         path: The file.
         num_bytes: The sizes of its parts in bytes.
-        model: The name of the model; None for a file that holds a mask only.
+        model: The name of the model, or that it is as the base; None for a file with a mask only.
         versions: The versions of the programs that wrote it.
         rows: Its variables.
         freeze_rate: The freezing rate q; None without a mask, or if masks are too large to count.
@@ -186,7 +186,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     name = config.get("name") if isinstance(config, Mapping) else None
     return Inspection(
         **shared,
-        model=str(name or header.model.get("class_name")),
+        model=str(name or header.model.get("class_name") or "the architecture of the base"),
         rows=rows,
         freeze_rate=q if parts else None,
         real_freeze_rate=_frozen_share(parameters) if counts else None,

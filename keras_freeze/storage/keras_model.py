@@ -20,6 +20,9 @@ from keras_freeze.storage.checks.configuration import check_configuration, dicti
 from keras_freeze.storage.errors import FreezeFileError, first_reason
 from keras_freeze.storage.vocabularies import check_assets, check_configured
 
+COMPILED = "compile_config"
+"""The key of what a model is compiled with."""
+
 # The keys of `get_compile_config` of a model that does not override it.
 _COMPILE_ARGUMENTS = {
     "optimizer",
@@ -165,6 +168,48 @@ def config_of(model: keras.Model) -> dict[str, Any]:
             number = shared.setdefault(described["shared_object_id"], len(shared))
             described["shared_object_id"] = number
     return config
+
+
+OF_BASE = "base"
+"""The key that stands for the architecture of the base in a file of a model that shares it."""
+
+
+def shared_with_base(config: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's configuration without its architecture if that is the base's."""
+    if _architecture(config) != _architecture(base):
+        return dict(config)
+    return {OF_BASE: True, COMPILED: config.get(COMPILED)}
+
+
+def of_base(config: Mapping[str, Any], base: keras.Model | None) -> Mapping[str, Any]:
+    """Return the whole configuration of what `shared_with_base` returned."""
+    if OF_BASE not in config or base is None:
+        return config
+    return {**config_of(base), COMPILED: config.get(COMPILED)}
+
+
+def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != COMPILED}
+
+
+def set_trainable(model: keras.Model, trainable: Sequence[bool]) -> None:
+    """Make variables of a model untrainable that its configuration does not say are.
+
+    `trainable` says of each variable whether it was.
+    """
+    untrainable = {
+        id(variable)
+        for variable, was_trainable in zip(variables_of(model), trainable, strict=True)
+        if not was_trainable
+    }
+    for layer in _keras_private.all_layers(model):
+        own = _keras_private.own_variables(layer)
+        lost = [v for v in own if v.trainable and id(v) in untrainable]
+        if layer.trainable and lost and all(id(v) in untrainable for v in own):
+            layer.trainable = False
+        elif layer.trainable:
+            for variable in lost:
+                variable.trainable = False
 
 
 def build_model(

@@ -30,8 +30,10 @@ from keras_freeze.storage.keras_model import (
     check_built,
     dtype_of,
     finish_loading,
+    of_base,
     optimizer_variables,
     set_bits,
+    set_trainable,
     variables_of,
 )
 from keras_freeze.storage.records import VariableRecord
@@ -99,27 +101,28 @@ def load(
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header, max_bytes)
-        base_variables = _checked_base(header, base, custom_objects, max_bytes)
+        base_model = _checked_base(header, base, custom_objects, max_bytes)
         shaped = [(record.shape, record.dtype) for record in header.records]
         with refusing(), only_announced(shaped, limit_of(max_bytes)):
-            return _load(header, container, base_variables, compile, custom_objects)
+            return _load(header, container, base_model, compile, custom_objects)
 
 
 def _load(
     header: Header,
     container: Container,
-    base: Sequence[Any] | None,
+    base: keras.Model | None,
     compile: bool,
     custom_objects: Mapping[str, Any] | None,
 ) -> keras.Model:
     for record in header.records:
         if record.source is not None and record.source.kind == INITIALIZER:
             check_initializer(record.source.config)
-    model = build_model(header.model, compile, custom_objects)
+    model = build_model(of_base(header.model, base), compile, custom_objects)
     set_vocabularies(model, header.vocabularies)
     variables = variables_of(model)
     check_variables(header, variables)
-    values = restored(header, container, base)
+    set_trainable(model, [record.trainable for record in header.records])
+    values = restored(header, container, None if base is None else variables_of(base))
     for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
         set_bits(variable, bits, record.dtype)
     remember_grids(variables, values.placements)
@@ -157,7 +160,7 @@ def open_base(
 
 def _checked_base(
     header: Header, base: Any, custom_objects: Mapping[str, Any] | None, max_bytes: int | None
-) -> list[Any] | None:
+) -> keras.Model | None:
     if header.base is None:
         if base is not None:
             raise FreezeFileError(
@@ -169,9 +172,9 @@ def _checked_base(
             f"The file was saved on a base, the model with the fingerprint {header.base[:16]}...: "
             "pass this model, or the path of its file, as `base`."
         )
-    variables = variables_of(open_base(base, custom_objects, max_bytes))
-    check_fingerprint(header, variables)
-    return variables
+    model = open_base(base, custom_objects, max_bytes)
+    check_fingerprint(header, variables_of(model))
+    return model
 
 
 def _keep_initializers(

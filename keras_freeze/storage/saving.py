@@ -30,6 +30,7 @@ from keras_freeze.storage.errors import FreezeFileError, check_path
 from keras_freeze.storage.grid_values import round_to_grid, set_grids
 from keras_freeze.storage.header import Header, OptimizerState, Slot
 from keras_freeze.storage.keras_model import (
+    COMPILED,
     bits_of,
     build_model,
     check_built,
@@ -38,6 +39,8 @@ from keras_freeze.storage.keras_model import (
     fingerprint,
     optimizer_variables,
     set_bits,
+    set_trainable,
+    shared_with_base,
     variables_of,
 )
 from keras_freeze.storage.loading import open_base
@@ -122,17 +125,27 @@ def save(
         "include_compile": include_compile,
     }
     _check_flags(flags)
-    base_variables = None if base is None else variables_of(open_base(base))
+    base_model = None if base is None else open_base(base)
+    base_variables = None if base_model is None else variables_of(base_model)
     header, variables = described(model, base_variables, values, include_frozen)
     if not include_compile:
-        header = dataclasses.replace(header, model={**header.model, "compile_config": None})
+        header = dataclasses.replace(header, model={**header.model, COMPILED: None})
     if include_optimizer:
         header = dataclasses.replace(header, optimizer=_optimizer_state(model))
     optimizer_values = [] if header.optimizer is None else optimizer_variables(model)
     check_loads_again(model, header, include_optimizer)
     warn_if_not_portable(variables)
+    if base_model is not None:
+        header = dataclasses.replace(header, model=_beside_base(header.model, base_model))
     write_model(path, header, variables, [bits_of(v) for v in optimizer_values])
     settle(variables)
+
+
+def _beside_base(config: Mapping[str, Any], base: keras.Model) -> Mapping[str, Any]:
+    try:
+        return shared_with_base(config, config_of(base))
+    except ValueError:  # a file cannot hold the base
+        return config
 
 
 def described(
@@ -273,6 +286,7 @@ def check_loads_again(model: keras.Model, header: Header, include_optimizer: boo
             built = build_model(header.model, compile=True)
             set_vocabularies(built, header.vocabularies)
         check_variables(header, variables_of(built))
+        set_trainable(built, [record.trainable for record in header.records])
     except FreezeFileError as error:
         raise ValueError(
             "A `.freeze` file of this model could not be loaded: Keras cannot build the same model "

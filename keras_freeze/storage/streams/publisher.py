@@ -19,11 +19,14 @@ from keras_freeze.storage.container import container_bytes, parse_container
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
+    COMPILED,
     Snapshot,
     check_built,
+    config_of,
     dtype_of,
     fingerprint,
     is_random_state,
+    shared_with_base,
     variables_of,
 )
 from keras_freeze.storage.loading import open_base
@@ -102,6 +105,7 @@ class DeltaPublisher:
         source = model if base is None else open_base(base)
         self._base = [Snapshot.of(variable) for variable in variables_of(source)]
         _check_architecture(variables_of(model), self._base)
+        self._base_config = config_of(source)
         self._stream, self.number = self._found(base)
         self._mask: FreezeMask | None = None
         self._parts: list[Part] = []
@@ -149,9 +153,10 @@ class DeltaPublisher:
                 'A model with frozen_weights="decay" cannot be published: its frozen weights '
                 "change in every step, too."
             )
-        header = dataclasses.replace(header, model={**header.model, "compile_config": None})
+        header = dataclasses.replace(header, model={**header.model, COMPILED: None})
         if self._state is None:
             check_loads_again(self._model, header)
+        config = shared_with_base(header.model, self._base_config)
         parts = self._parts_of(header, mask, variables)
         state = State(_loaded(parts, saved))
         stream = StreamRecord(
@@ -161,7 +166,7 @@ class DeltaPublisher:
             tuple(part.stored_dtype for part in parts),
             tuple(0.0 if part.grid is None else part.grid.step for part in parts),
         )
-        header = dataclasses.replace(header, stream=stream)
+        header = dataclasses.replace(header, model=config, stream=stream)
         content = container_bytes(header.to_json(), *encode(saved), header.version)
         self._folder.write(file_name(number, FULL), content)
         settle(saved)
