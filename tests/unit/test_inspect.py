@@ -98,6 +98,7 @@ assert not set({frameworks}) & set(sys.modules), sorted(set({frameworks}) & set(
 @pytest.mark.parametrize(
     "module",
     [
+        "command_line.main",
         "masks.mask",
         "_utils.files",
         "_utils.text",
