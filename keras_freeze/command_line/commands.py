@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.text import printable
 from keras_freeze.command_line.answer import Answer
 from keras_freeze.command_line.model_files import open_model, verify_keras_file, write_model
 from keras_freeze.masks.mask import FreezeMask
@@ -20,6 +21,8 @@ from keras_freeze.storage.masks import MaskHeader, read_header
 from keras_freeze.storage.saving import save
 from keras_freeze.storage.sources import align
 
+_LONGEST_PATH = 300  # characters that are printed
+
 
 def diff(arguments: argparse.Namespace) -> Answer:
     """Write what differs between a base and a model."""
@@ -29,7 +32,7 @@ def diff(arguments: argparse.Namespace) -> Answer:
     sizes = {name: _size(getattr(arguments, name)) for name in ("base", "model", "output")}
     counts = _compare(model, base)
     lines = [
-        f"{arguments.output}: {sizes['output']:,} bytes",
+        f"{_shown(arguments.output)}: {sizes['output']:,} bytes",
         f"base: {sizes['base']:,} bytes, model: {sizes['model']:,} bytes",
         f"{counts['num_differing']:,} of {counts['num_values']:,} values differ from the base",
     ]
@@ -75,7 +78,7 @@ def verify(arguments: argparse.Namespace) -> Answer:
     except ValueError as error:
         return Answer("", {**fields, "error": str(error)}, str(error))
     fields |= {"valid": True, "kind": kind, "num_values": num_values}
-    return Answer(f"{arguments.file}: valid, {kind}, {num_values:,} values", fields)
+    return Answer(f"{_shown(arguments.file)}: valid, {kind}, {num_values:,} values", fields)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], Answer]] = {
@@ -142,9 +145,13 @@ def _size(path: str) -> int:
     return os.stat(path).st_size
 
 
+def _shown(path: str) -> str:
+    return printable(path, _LONGEST_PATH)
+
+
 def _written(files: dict[str, str]) -> Answer:
     fields: dict[str, Any] = {}
     for name, path in files.items():
         fields |= {name: path, f"{name}_bytes": _size(path)}
-    lines = [f"{path}: {_size(path):,} bytes" for path in files.values()]
+    lines = [f"{_shown(path)}: {_size(path):,} bytes" for path in files.values()]
     return Answer("\n".join(lines), fields)

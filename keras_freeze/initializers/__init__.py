@@ -1,5 +1,6 @@
 """Initializers whose values a seed determines bit for bit on every machine and backend."""
 
+from keras_freeze.initializers.drawing import draw
 from keras_freeze.initializers.generator import GENERATOR
 from keras_freeze.initializers.portable import (
     Orthogonal,
@@ -40,6 +41,7 @@ __all__ = [
     "VarianceScaling",
     "XavierNormal",
     "compute_fans",
+    "draw",
     "get",
     "portable_version",
 ]

@@ -205,6 +205,13 @@ def test_an_existing_output_is_replaced(terminal, tuned):
     assert_same_weights(keras.models.load_model("model.keras"), tuned)
 
 
+def test_names_of_files_are_printed_safely(terminal):
+    name = "a\x1b[2J.keras"
+    printed = terminal.succeeds("apply", "base.keras", "delta.freeze", "-o", name)
+    assert printed.startswith("a\\x1b[2J.keras: ")
+    assert terminal.answers("verify", name)["file"] == name
+
+
 # verify
 
 
