@@ -27,7 +27,8 @@ def _is_command_line() -> bool:
 
 # Importing the package registers FreezeOptimizer with Keras, so that `keras.models.load_model`
 # finds it. The command line imports the modules that it needs and no others: what is in a file can
-# be shown without Keras and a backend, which take seconds to start.
+# be shown without Keras and a backend, which take seconds to start. For other commands,
+# command_line/main.py runs this module once more, and then as it is imported everywhere else.
 if TYPE_CHECKING or not _is_command_line():
     from keras_freeze import initializers
     from keras_freeze.criteria.scoring import compute_saliency
