@@ -53,7 +53,7 @@ PIECES = {
     "draw the frozen weights from the seed": ("guess", "regenerate"),
     "code the mask": ("encode_masks", "decode_masks"),
     "code the values": ("encode_values", "decode_values"),
-    "build the model": ("_check_loads_again", "build_model"),
+    "build the model": ("check_loads_again", "build_model"),
     "checksums of the variables": ("checksum", "checksum"),
     "the file and its SHA-256": ("write_container", "read_container"),
 }
