@@ -5,6 +5,7 @@ import shutil
 import time
 import uuid
 
+import format_reader
 import keras
 import numpy as np
 import pytest
@@ -145,6 +146,22 @@ def test_training_is_published_every_so_many_steps_and_at_the_end(steps_per_exec
     model.fit(x, y, batch_size=8, epochs=1, callbacks=[publish], verbose=0)
     kf.follow(follower, tmp_path)
     assert_equal(follower, model)
+
+
+@pytest.mark.parametrize("values", ["float32", "bfloat16", kf.storage.Grid(0.02)])
+def test_a_reader_written_from_the_description_alone_agrees(values, tmp_path):
+    model, start, follower = frozen(network()), network(), network()
+    base = [(variable.path, value_of(variable)) for variable in start.variables]
+    publisher = kf.DeltaPublisher(model, tmp_path, values=values)
+    for step in range(5):
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        files = [tmp_path / full(0), *(tmp_path / update(n) for n in range(1, step + 1))]
+        for (label, found), variable in zip(
+            format_reader.read_stream(files, base), follower.variables, strict=True
+        ):
+            assert label.endswith("seed_generator_state") or same_bits(found, value_of(variable))
+        train(model, step)
 
 
 def test_a_trainer_without_a_mask_is_followed_too(tmp_path):

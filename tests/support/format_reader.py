@@ -73,6 +73,53 @@ def read_mask_only(path):
     ]
 
 
+def read_stream(names, base):
+    """What a follower of these files has: the first is complete, each next one an update."""
+    contents = read(names[0], base)
+    name, number, state, runs = contents.header["stream"]
+    parts = []
+    for place, entry in enumerate(contents.header["variables"]):
+        if not entry["path"].endswith("seed_generator_state"):
+            parts.append((place, contents.masks.get(place, np.ones(entry["shape"], bool))))
+    kinds = [(dtype, step) for count, dtype, step in runs for _ in range(count)]
+    values = [values.copy() for _, values in contents.variables]
+    _require(_state(values, parts) == state, "another state")
+    for path in names[1:]:
+        header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
+        _require(header["content"] == "update" and not mask, "not an update")
+        stream, following, before, after, modes = header["update"]
+        _require((stream, following, before) == (name, number + 1, state), "another place")
+        counts = [
+            (int(chosen.sum()), kind[0] if mode == "v" else None)
+            for mode, (_, chosen), kind in zip(modes, parts, kinds, strict=True)
+            if mode != "s"
+        ]
+        stored = iter(read_values(counts, exponents, mantissas))
+        for mode, (place, chosen), (dtype, step) in zip(modes, parts, kinds, strict=True):
+            if mode != "s":
+                start = base[place][1][chosen]
+                moved = _moved(mode, next(stored), values[place][chosen], start, dtype, step)
+                values[place][chosen] = moved.astype(values[place].dtype)
+        number, state = following, after
+        _require(_state(values, parts) == state, "another state")
+    return [(path, value) for (path, _), value in zip(contents.variables, values, strict=True)]
+
+
+def _moved(mode, stored, before, start, dtype, step):
+    if mode == "v":
+        return stored
+    if mode == "d":
+        return above(before, stored, {"stored_dtype": dtype})
+    if mode == "t":
+        stored = stored + np.rint((before.astype("float64") - start.astype("float64")) / step)
+    return on_grid(start, stored, step)
+
+
+def _state(values, parts):
+    content = b"".join(values[place][chosen].tobytes() for place, chosen in parts)
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
 def _require(condition, message):
     if not condition:
         raise ValueError(message)
