@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -188,8 +189,13 @@ def of_base(config: Mapping[str, Any], base: keras.Model | None) -> Mapping[str,
     return {**config_of(base), COMPILED: config.get(COMPILED)}
 
 
-def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != COMPILED}
+def _architecture(config: Mapping[str, Any]) -> Any:
+    """Return what of a configuration says how to build a model, as it is in a file."""
+    described = json.loads(json.dumps({k: v for k, v in config.items() if k != COMPILED}))
+    for part in dictionaries_in(described):
+        # A clone shares other dtype policies; layers that are shared show in the variables, too.
+        part.pop("shared_object_id", None)
+    return described
 
 
 def set_trainable(model: keras.Model, trainable: Sequence[bool]) -> None:

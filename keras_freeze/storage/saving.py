@@ -136,16 +136,18 @@ def save(
     check_loads_again(model, header, include_optimizer)
     warn_if_not_portable(variables)
     if base_model is not None:
-        header = dataclasses.replace(header, model=_beside_base(header.model, base_model))
+        header = _beside_base(header, base_model)
     write_model(path, header, variables, [bits_of(v) for v in optimizer_values])
     settle(variables)
 
 
-def _beside_base(config: Mapping[str, Any], base: keras.Model) -> Mapping[str, Any]:
+def _beside_base(header: Header, base: keras.Model) -> Header:
+    """Return the header without the architecture if that is the base's."""
     try:
-        return shared_with_base(config, config_of(base))
-    except ValueError:  # a file cannot hold the base
-        return config
+        check_variables(header, variables_of(base))
+        return dataclasses.replace(header, model=shared_with_base(header.model, config_of(base)))
+    except ValueError:  # a file cannot hold the base, or it has other variables
+        return header
 
 
 def described(

@@ -9,6 +9,7 @@ from helpers import same_bits, sgd, value_of, values_of
 from keras import layers
 
 import keras_freeze as kf
+from keras_freeze.storage.container import read_container
 
 pytestmark = pytest.mark.cases(None, tensorflow=0, jax=0)
 
@@ -191,3 +192,75 @@ def test_a_base_that_was_loaded_again_takes_deltas_again(base, tmp_path):
     kf.remove_delta(base, tmp_path / "2.freeze")
     for old, new in zip(kept, base.get_weights(), strict=True):
         assert same_bits(old, new)
+
+
+def test_a_delta_does_not_repeat_the_architecture_of_its_base(base, tmp_path):
+    model = adapted(base)
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    header = read_container(tmp_path / "delta.freeze").header
+    assert header["model"].keys() == {"base", "compile_config"}
+    base.save(tmp_path / "base.keras")
+    loaded = kf.load(tmp_path / "delta.freeze", base=tmp_path / "base.keras")
+    assert_same_weights(loaded, model)
+    assert [layer.name for layer in loaded.layers] == [layer.name for layer in base.layers]
+    assert isinstance(loaded.optimizer, kf.FreezeOptimizer)
+    assert loaded.loss == "mse"
+    kf.save(model, tmp_path / "plain.freeze", base=base, include_compile=False)
+    assert not kf.load(tmp_path / "plain.freeze", base=base).compiled
+    assert "architecture of the base" in str(kf.storage.inspect(tmp_path / "plain.freeze"))
+
+
+def test_a_model_of_another_architecture_keeps_its_own(base, tmp_path):
+    body = copy_of(base)
+    model = keras.Sequential([keras.Input((8, 6)), *body.layers[:-1], layers.Dense(7)])
+    kf.save(model, tmp_path / "delta.freeze", base=base)
+    assert "config" in read_container(tmp_path / "delta.freeze").header["model"]
+    assert_same_weights(kf.load(tmp_path / "delta.freeze", base=base), model)
+
+
+@keras.saving.register_keras_serializable(package="test_deltas")
+class WithoutTrainable(keras.Model):
+    """A model whose configuration does not say which layers are trained, nor how it is compiled."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = layers.Dense(8)
+        self.norm = layers.BatchNormalization()
+        self.last = layers.Dense(3)
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.norm.build((None, 8))
+        self.last.build((None, 8))
+        self.built = True
+
+    def call(self, x, training=None):
+        return self.last(self.norm(self.first(x), training=training))
+
+    def compile(self, *arguments, **keywords):
+        super().compile(*arguments, **keywords)
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("name", ["first", "norm", "last"])
+def test_untrainable_layers_stay_so_where_the_configuration_does_not_say_it(name, tmp_path):
+    model = WithoutTrainable()
+    model.build((None, 6))
+    kf.reinitialize(model, seed=0)
+    getattr(model, name).trainable = False
+    model.compile(kf.FreezeOptimizer(sgd(0.1), 0.5), "mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 6)), rng.normal(size=(8, 3))
+    kf.freeze(model, x, y)
+    model.fit(x, y, verbose=0)
+    kf.save(model, tmp_path / "a.freeze")
+    loaded = kf.load(tmp_path / "a.freeze")
+    assert_same_weights(loaded, model)
+    assert not getattr(loaded, name).trainable
+    trained = [[tuple(v.shape) for v in one.trainable_variables] for one in (loaded, model)]
+    assert trained[0] == trained[1]
+    loaded.compile(kf.FreezeOptimizer(sgd(0.1), 0.5), "mse")
+    loaded.fit(x, y, verbose=0)
+    assert kf.get_mask(loaded) == kf.get_mask(model)

@@ -1,5 +1,6 @@
 """Streams: what a follower has equals what the publisher had, whole or not at all."""
 
+import copy
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from stream_cases import digest, frozen, network, train, weights
 
 import keras_freeze as kf
 from keras_freeze.storage import DeltaPublisher
+from keras_freeze.storage.container import container_bytes, parse_container
 
 pytestmark = [
     pytest.mark.cases(None, tensorflow=3, jax=3),
@@ -354,6 +356,60 @@ def test_damaged_files_are_named_and_change_nothing(name, stream, tmp_path):
     model = network()
     kf.follow(model, folder)
     assert digest(model) == stream[1][5]
+
+
+def mutated(content, rng):
+    """The file with another header or other sections, and right checksums."""
+    container = parse_container(content, "a file")
+    header = copy.deepcopy(container.header)
+    sections = [container.mask, container.exponents, container.mantissas]
+    fields = header["update"] if "update" in header else header["stream"]
+    for _ in range(rng.integers(1, 3)):
+        kind = rng.integers(5)
+        if kind == 0:
+            fields[rng.integers(len(fields))] = ODD[rng.integers(len(ODD))]
+        elif kind == 1 and isinstance(fields[-1], str) and fields[-1]:
+            place = rng.integers(len(fields[-1]))
+            fields[-1] = fields[-1][:place] + rng.choice(list("svdpt")) + fields[-1][place + 1 :]
+        elif kind == 2:
+            section = bytearray(sections[rng.integers(3)]) or bytearray(4)
+            section[rng.integers(len(section))] ^= 1 << rng.integers(8)
+            sections[rng.integers(3)] = bytes(section)
+        elif kind == 3:
+            which = rng.integers(3)
+            sections[which] = sections[which][: 4 * rng.integers(len(sections[which]) // 4 + 1)]
+        else:
+            fields.append(ODD[rng.integers(len(ODD))])
+    return container_bytes(header, *sections, 2)
+
+
+ODD = [None, -1, 0, 2**70, 1.5, "", "s" * 500, "0" * 32, [], {}, True, "\0"]
+ODD += [[[1, "float32", 0]], [[2**21, "float32", 0]], [[4, "int8", 0.1]], [[4, "bfloat16", -1]]]
+ODD += [[[7, "float32", 1e-300]]]
+
+
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(3_000, marks=pytest.mark.exhaustive)], ids=["some", "many"]
+)
+def test_other_content_with_right_checksums_is_refused_or_harmless(count, stream, tmp_path):
+    rng = np.random.default_rng(count)
+    folder = copied(stream, tmp_path, {full(0), *map(update, range(1, 4))})
+    model, accepted = network(), 0
+    for number in range(count):
+        name = (full(0), update(1), update(3))[number % 3]
+        content = (stream[0] / name).read_bytes()
+        (folder / name).write_bytes(mutated(content, rng))
+        before = digest(model)
+        try:
+            kf.follow(model, folder)
+        except kf.FreezeFileError:
+            assert digest(model) == before
+        else:
+            accepted += 1
+            assert digest(model) == stream[1][3]
+            model = network()
+        (folder / name).write_bytes(content)
+    assert accepted < count / 4
 
 
 @settings(max_examples=25, deadline=None)
