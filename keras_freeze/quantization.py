@@ -105,7 +105,7 @@ def quantize(
     tolerance: float = 0.01,
     step: float | None = None,
 ) -> Quantization:
-    """Round the trained values of a frozen model to a grid, in place, for a smaller file.
+    """Round the trained values of a model to a grid, in place, for a smaller file.
 
     Each trained value becomes its start plus an integer number of steps. The start is the value
     before training where that comes from a seed or from `base`, and 0 or 1 elsewhere, as for biases
@@ -119,7 +119,8 @@ def quantize(
     Training that goes on leaves the grid: call `quantize` again after it.
 
     Args:
-        model: a built and frozen model; compiled, if there are data.
+        model: a built model that is frozen, or was trained from `base` by any means; compiled, if
+            there are data.
         x, y: data as `model.evaluate` takes them, which are read about ten times. Best are data
             that the model was not trained on. None: all variables have the same `step`.
         base: the model, or the path of its file, that the model was trained from, if it is to be
@@ -131,10 +132,10 @@ def quantize(
         A `Quantization`: steps, bits per value, and loss and metrics before and after.
 
     Raises:
-        ValueError: if the model is not built or not frozen, or if nothing in it is trained; if
-            its frozen weights come neither from a known seed nor from `base`; if neither or both of
-            `x` and `step` are given; if the loss is not finite, or if no grid keeps it within
-            `tolerance`; if `step` is too small. The model is then as it was.
+        ValueError: if the model is not built, or neither frozen nor given a `base`, or if nothing
+            in it is trained; if its frozen weights come neither from a known seed nor from `base`;
+            if neither or both of `x` and `step` are given; if the loss is not finite, or if no grid
+            keeps it within `tolerance`; if `step` is too small. The model is then as it was.
         TypeError: if an argument has a wrong type.
         RuntimeError: while another thread trains the model.
 
@@ -145,7 +146,7 @@ def quantize(
     keras_freeze.save(model, "digits.freeze")
     ```
     """
-    mask = _checked_mask(model, x, y, step)
+    mask = _checked_mask(model, x, y, base, step)
     tolerance = check_number("tolerance", tolerance, minimum=0.0)
     grid = None if step is None else Grid(step)
     base_variables = None if base is None else variables_of(open_base(base))
@@ -169,8 +170,8 @@ def quantize(
     return Quantization(tuple(_row(*item) for item in points.items()), before, after)
 
 
-def _checked_mask(model: Any, x: Any, y: Any, step: Any) -> FreezeMask:
-    """Check arguments, and return the mask of a model that is frozen."""
+def _checked_mask(model: Any, x: Any, y: Any, base: Any, step: Any) -> FreezeMask | None:
+    """Check arguments, and return the mask of the model; None for one that is a base's delta."""
     check_built(model, "model")
     check_not_trained_elsewhere(model)
     if (x is None) == (step is None):
@@ -189,11 +190,11 @@ def _checked_mask(model: Any, x: Any, y: Any, step: Any) -> FreezeMask:
         check_readable_again(x)
         _passes(model, x, y)  # refuses data that are empty or do not fit together
     mask = get_mask(model)
-    if mask is None:
+    if mask is None and base is None:
         ModelOptimizers(model).required()  # says why not
         raise ValueError(
-            "The model must be frozen: call `keras_freeze.freeze` or train it first. "
-            f"Received: model={model!r}"
+            "The model must be frozen: call `keras_freeze.freeze` or train it first, or pass the "
+            f"`base` that it was trained from. Received: model={model!r}"
         )
     check_not_quantized(model)
     return mask

@@ -269,6 +269,31 @@ def test_deltas_are_on_a_grid_of_differences_to_their_base(tmp_path):
     assert all(map(same_bits, before, values_of(base.variables)))
 
 
+@pytest.mark.parametrize("kind", ["all", "head", "LoRA"])
+def test_a_model_that_was_trained_from_a_base_by_any_means_is_quantized(kind, tmp_path):
+    base = compiled(dense_model(), sgd(momentum=0.9))
+    fit(base, *blobs(), epochs=3, batch_size=8)
+    base.save(tmp_path / "base.keras")
+    model = keras.models.load_model(tmp_path / "base.keras")
+    for layer in model.layers:
+        if kind == "LoRA" and hasattr(layer, "enable_lora"):
+            layer.enable_lora(2)
+        elif kind == "head":
+            layer.trainable = layer is model.layers[-1]
+    compiled(model, sgd(0.05))
+    fit(model, *blobs(), epochs=2, batch_size=8)
+    exact, before = size_of(model, tmp_path / "exact.freeze", base=base), values_of(model.variables)
+    kf.quantize(model, step=0.02, base=base)
+    starts = {tuple(v.path.split("/")[-2:]): value_of(v) for v in base.variables}
+    for variable, old in zip(model.variables, before, strict=True):
+        start = starts.get(tuple(variable.path.split("/")[-2:]), np.zeros_like(old))
+        is_trained = any(variable is v for v in model.trainable_variables)
+        expected = rounded_by_hand(old, start, 0.02) if is_trained else old
+        assert same_bits(value_of(variable), expected), variable.path
+    assert_saved_without_loss(model, tmp_path / "a.freeze", base=base)
+    assert (tmp_path / "a.freeze").stat().st_size < exact
+
+
 def test_variables_with_a_constraint_are_left_alone(tmp_path):
     model = keras.Sequential(
         [
