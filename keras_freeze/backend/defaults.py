@@ -126,6 +126,10 @@ def whole(values: Any) -> Any:
     return values
 
 
+def synchronize_variables(model: keras.Model) -> None:
+    """Write to a model's variables what `fit` has trained so far: they are always up to date."""
+
+
 def slots_of_zeros(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     """Return a scope that does nothing: slots of another size cost nothing to create."""
     return contextlib.nullcontext()

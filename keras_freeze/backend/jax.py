@@ -352,6 +352,11 @@ def slots_of_zeros(optimizer: Any) -> Iterator[None]:
         remove_overrides(optimizer)
 
 
+def synchronize_variables(model: keras.Model) -> None:
+    """Write to a model's variables what `fit` has trained so far, which it does once an epoch."""
+    model.jax_state_sync()
+
+
 def between_steps(
     model: keras.Model, arguments: Sequence[Any], function: Callable[[], None]
 ) -> Sequence[Any]:

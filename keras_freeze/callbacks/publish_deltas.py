@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_freeze import backend
 from keras_freeze._utils.validation import check_int
 from keras_freeze.grids import Grid
 from keras_freeze.storage.streams.publisher import DeltaPublisher
@@ -14,7 +15,7 @@ class PublishDeltas(keras.callbacks.Callback):
     """Writes to a folder what a model is, every so many steps, for models that `follow` it.
 
     The first file is a delta on the base with the mask, those after it hold nothing but values that
-    have changed; `DeltaPublisher` says more. The last step of training is always published.
+    have changed; `DeltaPublisher` says more. What training ends with is always published.
 
     Args:
         folder: A path, or a URL for fsspec such as "s3://bucket/run". It is created when needed.
@@ -49,6 +50,7 @@ class PublishDeltas(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.publisher: DeltaPublisher | None = None
+        self._published_model: keras.Model | None = None
         self._every = check_int("every", every, minimum=1)
         self._folder = folder
         self._arguments: dict[str, Any] = {
@@ -61,6 +63,12 @@ class PublishDeltas(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         if self.publisher is None:
             self.publisher = DeltaPublisher(self.model, self._folder, **self._arguments)
+            self._published_model = self.model
+        elif self._published_model is not self.model:
+            raise ValueError(
+                "This PublishDeltas publishes another model already: make one for each model, with "
+                f"a folder of its own. Received: model={self.model!r}"
+            )
         self._num_steps = self._num_published = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -74,14 +82,10 @@ class PublishDeltas(keras.callbacks.Callback):
             self._publish()
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self._num_steps > self._num_published:
-            self._publish()
+        self._publish()  # whatever other callbacks have restored
 
     def _publish(self) -> None:
         assert self.publisher is not None
-        # With JAX, `fit` does not write to the variables in every step.
-        synchronize = getattr(self.model, "jax_state_sync", None)
-        if synchronize is not None:
-            synchronize()
+        backend.synchronize_variables(self.model)
         self.publisher.publish()
         self._num_published = self._num_steps

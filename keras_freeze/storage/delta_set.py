@@ -2,16 +2,29 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import keras
 
+from keras_freeze.placements import Placement, remember_grids
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.deltas import check_unchanged, delta_values
 from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import check_built, variables_of
 from keras_freeze.storage.patches import Patch, apply_all, patches_to
+
+
+@dataclass(frozen=True)
+class _Delta:
+    """What a delta replaces, and the grids that its values are on."""
+
+    patches: Sequence[Patch]
+    placements: Sequence[Placement | None]
+
+
+_NONE = _Delta((), ())
 
 
 class DeltaSet:
@@ -52,7 +65,7 @@ class DeltaSet:
         self.active: str | None = None
         self.lock = threading.RLock()
         self._model = model
-        self._patches: dict[str, list[Patch]] = {}
+        self._deltas: dict[str, _Delta] = {}
 
     def add(self, name: str, path: str | os.PathLike[str]) -> None:
         """Read a delta. The model must be the base, or have a delta of this set applied.
@@ -71,7 +84,7 @@ class DeltaSet:
         if not isinstance(name, str):
             raise TypeError(f"Argument `name` must be a string. Received: name={name!r}")
         with self.lock:
-            if name in self._patches:
+            if name in self._deltas:
                 raise ValueError(
                     "Argument `name` must be new, or its delta be removed first. "
                     f"Received: name={name!r}, which the set has already"
@@ -79,17 +92,17 @@ class DeltaSet:
             active = self.active
             self.switch(None)
             try:
-                self._patches[name] = self._read(path)
+                self._deltas[name] = self._read(path)
             finally:
                 self.switch(active)
 
-    def _read(self, path: str | os.PathLike[str]) -> list[Patch]:
+    def _read(self, path: str | os.PathLike[str]) -> _Delta:
         variables = variables_of(self._model)
         with naming(path):
             container = read_container(path)
             header = Header.from_json(container.header)
             values = delta_values(self._model, header, container, variables)
-            return patches_to(variables, values.bits)
+            return _Delta(patches_to(variables, values.bits), values.placements)
 
     def switch(self, name: str | None) -> None:
         """Apply a delta in the place of the one that is applied.
@@ -102,8 +115,8 @@ class DeltaSet:
                 to replace, have changed since. The model is then unchanged.
         """
         with self.lock:
-            if name is not None and name not in self._patches:
-                known = ", ".join(map(repr, self._patches)) or "none"
+            if name is not None and name not in self._deltas:
+                known = ", ".join(map(repr, self._deltas)) or "none"
                 raise ValueError(
                     f"Argument `name` must be None or the name of a delta of the set ({known}). "
                     f"Received: name={name!r}"
@@ -111,16 +124,20 @@ class DeltaSet:
             if name == self.active:
                 return
             variables = variables_of(self._model)
-            undo = [patch.reverse for patch in self._applied()]
+            before = _NONE if self.active is None else self._deltas[self.active]
+            after = _NONE if name is None else self._deltas[name]
+            undo = [patch.reverse for patch in before.patches]
             check_unchanged(variables, undo)
-            patches = [] if name is None else self._patches[name]
-            if self.active is None:
-                check_unchanged(variables, patches)
-            apply_all(self._model, variables, [*undo, *patches])
+            apply_all(self._model, variables, undo)
+            try:
+                check_unchanged(variables, after.patches)
+                apply_all(self._model, variables, after.patches)
+            except BaseException:
+                apply_all(self._model, variables, before.patches)
+                raise
+            if after.placements:
+                remember_grids(variables, after.placements)
             self.active = name
-
-    def _applied(self) -> list[Patch]:
-        return [] if self.active is None else self._patches[self.active]
 
     def remove(self, name: str) -> None:
         """Forget a delta, after `switch(None)` if it is the one that is applied.
@@ -129,25 +146,28 @@ class DeltaSet:
             ValueError: If the set has no such delta, or as for `switch`.
         """
         with self.lock:
-            if name not in self._patches:
+            if name not in self._deltas:
                 raise ValueError(
                     "Argument `name` must be the name of a delta of the set. "
                     f"Received: name={name!r}"
                 )
             if name == self.active:
                 self.switch(None)
-            del self._patches[name]
+            del self._deltas[name]
 
     @property
     def num_bytes(self) -> int:
         """The memory that all deltas take, in bytes."""
-        return sum(patch.num_bytes for patches in self._patches.values() for patch in patches)
+        with self.lock:
+            deltas = list(self._deltas.values())
+        return sum(patch.num_bytes for delta in deltas for patch in delta.patches)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._patches
+        return name in self._deltas
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._patches)
+        with self.lock:
+            return iter(list(self._deltas))
 
     def __len__(self) -> int:
-        return len(self._patches)
+        return len(self._deltas)

@@ -37,7 +37,8 @@ class _Applied:
     patches: list[Patch]
 
 
-_applied: weakref.WeakKeyDictionary[Any, _Applied] = weakref.WeakKeyDictionary()
+# Those that are applied to a model, one on the other.
+_applied: weakref.WeakKeyDictionary[Any, list[_Applied]] = weakref.WeakKeyDictionary()
 
 
 def apply_delta(
@@ -57,14 +58,15 @@ def apply_delta(
         model: The base, or a `keras.Model` of equal architecture with equal values.
         path: Path of a file that was saved with `base`.
         keep_undo: Path of a file to write: the delta that turns the model back into the base, to
-            apply with `apply_delta` in any process, where the base is not at hand any more. The
-            state of random generators is not in it. Defaults to `None`, which writes none.
+            apply with `apply_delta` in any process, where the base is not at hand any more.
+            Defaults to `None`, which writes none.
 
     Raises:
         OSError: If the file cannot be read.
         FreezeFileError: If the file is damaged, was saved without a base, or belongs to another
             base. The model is then unchanged.
-        ValueError: If a delta is already applied, or if the model is not built.
+        ValueError: If the model is not built, or if a delta is applied that this one is not based
+            on.
         TypeError: If an argument has a wrong type.
 
     Example:
@@ -82,10 +84,11 @@ def apply_delta(
     with naming(path):
         container = read_container(path)
         header = Header.from_json(container.header)
-        if model in _applied and fingerprint(variables) != header.base and header.base is not None:
+        applied = _applied.get(model)
+        if applied and header.base is not None and fingerprint(variables) != header.base:
             raise ValueError(
-                f"The delta {_applied[model].name!r} is applied to this model: remove it with "
-                "`remove_delta` first."
+                f"The delta {applied[-1].name!r} is applied to this model, and this one belongs to "
+                "another base: remove it with `remove_delta` first."
             )
         values = delta_values(model, header, container, variables)
         patches = patches_to(variables, values.bits)
@@ -98,7 +101,8 @@ def apply_delta(
             apply_all(model, variables, [patch.reverse for patch in patches])
             raise
     remember_grids(variables, values.placements)
-    _applied[model] = _Applied(os.fspath(path), container.digest, patches)
+    applied = _applied.setdefault(model, [])
+    applied.append(_Applied(os.fspath(path), container.digest, patches))
 
 
 def delta_values(
@@ -144,18 +148,18 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
     check_built(model, "model")
     with naming(path):
         digest = read_container(path).digest
-    applied = _applied.get(model)
-    if applied is None or applied.digest != digest:
-        on_it = "none" if applied is None else repr(applied.name)
+    stack = _applied.get(model) or []
+    if not stack or stack[-1].digest != digest:
+        on_it = repr(stack[-1].name) if stack else "none"
         raise ValueError(
             f"The delta that {os.fspath(path)!r} holds now is not applied to this model. Applied "
             f"is: {on_it}."
         )
     variables = variables_of(model)
-    undo = [patch.reverse for patch in applied.patches]
+    undo = [patch.reverse for patch in stack[-1].patches]
     check_unchanged(variables, undo)
     apply_all(model, variables, undo)
-    del _applied[model]
+    stack.pop()
 
 
 def check_unchanged(variables: Sequence[Any], patches: Sequence[Patch]) -> None:

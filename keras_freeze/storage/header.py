@@ -229,7 +229,7 @@ class Header:
 
     def _check(self) -> None:
         check_positions(self.mask_parts)
-        if "base" in self.model and self.base is None:
+        if "base" in self.model and (self.base is None or self.model["base"] is not True):
             raise FreezeFileError("the architecture is that of a base that is missing")
         for record in self.records:
             if self.settings and record.entry and record.entry.settings >= len(self.settings):
@@ -259,7 +259,8 @@ class Header:
         """The first version of the format that has all of this."""
         has_keys = any(part.key is not None for part in self.mask_parts)
         is_new = [r.grid is not None or r.is_changed or r.has_differences for r in self.records]
-        return 2 if has_keys or any(is_new) or "base" in self.model else 1
+        is_new += ["base" in self.model, self.stream is not None]
+        return 2 if has_keys or any(is_new) else 1
 
     @property
     def mask_parts(self) -> list[MaskPart]:

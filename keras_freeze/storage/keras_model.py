@@ -90,7 +90,8 @@ def bits_of(variable: Any) -> np.ndarray:
     """Return the values of a variable or snapshot as a vector of bit patterns."""
     if isinstance(variable, Snapshot):
         return variable.bits.copy()
-    return as_bits(backend.to_numpy(variable))
+    values = backend.to_numpy(variable)  # some backends hold other dtypes
+    return as_bits(values.astype(numpy_dtype(dtype_of(variable)), copy=False))
 
 
 def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
@@ -184,7 +185,7 @@ def shared_with_base(config: Mapping[str, Any], base: Mapping[str, Any]) -> dict
 
 def of_base(config: Mapping[str, Any], base: keras.Model | None) -> Mapping[str, Any]:
     """Return the whole configuration of what `shared_with_base` returned."""
-    if OF_BASE not in config or base is None:
+    if config.get(OF_BASE) is not True or base is None:
         return config
     return {**config_of(base), COMPILED: config.get(COMPILED)}
 
@@ -199,9 +200,10 @@ def _architecture(config: Mapping[str, Any]) -> Any:
 
 
 def set_trainable(model: keras.Model, trainable: Sequence[bool]) -> None:
-    """Make variables of a model untrainable that its configuration does not say are.
+    """Make variables untrainable that were so when the model was saved.
 
-    `trainable` says of each variable whether it was.
+    `trainable` says of each variable whether it was trainable. The configuration of a model need
+    not say so.
     """
     untrainable = {
         id(variable)
@@ -209,13 +211,17 @@ def set_trainable(model: keras.Model, trainable: Sequence[bool]) -> None:
         if not was_trainable
     }
     for layer in _keras_private.all_layers(model):
-        own = _keras_private.own_variables(layer)
-        lost = [v for v in own if v.trainable and id(v) in untrainable]
-        if layer.trainable and lost and all(id(v) in untrainable for v in own):
-            layer.trainable = False
-        elif layer.trainable:
-            for variable in lost:
-                variable.trainable = False
+        if not layer.trainable:
+            continue
+        lost = [
+            variable
+            for variable in _keras_private.own_variables(layer)
+            if variable.trainable and id(variable) in untrainable
+        ]
+        if lost and all(id(variable) in untrainable for variable in layer.variables):
+            layer.trainable = False  # BatchNormalization then works as in inference
+        for variable in lost:
+            variable.trainable = False
 
 
 def build_model(

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from keras_freeze import backend
-from keras_freeze._utils.bits import as_bits, from_bits
+from keras_freeze._utils.bits import as_bits, from_bits, numpy_dtype
+from keras_freeze.grids import DTYPES
 from keras_freeze.storage.keras_model import (
     bits_of,
     dtype_of,
@@ -75,7 +76,8 @@ def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[P
         values_for(variable, after, dtype_of(variable))  # raises before anything is assigned
         before = bits_of(variable)
         places = np.flatnonzero(before != after)
-        if places.size > before.size // 2:
+        # Backends replace single values of floating-point variables only.
+        if places.size > before.size // 2 or (places.size and dtype_of(variable) not in DTYPES):
             patches.append(Patch(index, None, before, after))
         elif places.size:
             places = places.astype(np.int32 if before.size < 2**31 else np.int64)
@@ -84,14 +86,22 @@ def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[P
 
 
 def apply_all(model: keras.Model, variables: Sequence[Any], patches: Sequence[Patch]) -> None:
-    """Apply patches to the variables of a model."""
-    for patch in patches:
-        patch.apply(variables)
-    finish_loading(model)
+    """Apply patches to the variables of a model, all of them or, after an error, none."""
+    begun: list[Patch] = []
+    try:
+        for patch in patches:
+            begun.append(patch)
+            patch.apply(variables)
+        finish_loading(model)
+    except BaseException:
+        for patch in reversed(begun):
+            patch.reverse.apply(variables)
+        raise
 
 
 def bits_at(variable: Any, places: np.ndarray | None) -> np.ndarray:
     """Return the values at flat indices (None: all) of a variable, as bit patterns."""
     if places is None:
         return bits_of(variable)
-    return as_bits(backend.to_numpy(backend.gather(variable, keras.ops.convert_to_tensor(places))))
+    values = backend.to_numpy(backend.gather(variable, keras.ops.convert_to_tensor(places)))
+    return as_bits(values.astype(numpy_dtype(dtype_of(variable)), copy=False))

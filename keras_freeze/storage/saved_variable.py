@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze._utils.bits import as_bits, checksum, from_bits, numpy_dtype, rounded_to
+from keras_freeze._utils.bits import checksum, from_bits, rounded_to
 from keras_freeze.grids import OnGrid, default_origin
 from keras_freeze.masks.drawn import Draw, draw_of
 from keras_freeze.masks.mask import MaskEntry
@@ -120,16 +120,10 @@ class SavedVariable:
         bits = self.bits[self.is_stored]
         if self.stored_dtype == self.dtype:
             return bits
-        exact = from_bits(bits, self.dtype)
-        with np.errstate(over="ignore"):
-            rounded = exact.astype(numpy_dtype(self.stored_dtype))
-        if not np.isfinite(rounded[np.isfinite(exact)]).all():
-            raise ValueError(
-                f"Argument `values` must be 'bfloat16' or 'float32' for this model: the variable "
-                f"{self.path!r} has values up to {np.abs(exact).max():g}. "
-                f"Received: values={self.stored_dtype!r}"
-            )
-        return as_bits(rounded)
+        rounded = rounded_to(bits, self.dtype, self.stored_dtype)
+        if self.stored_dtype == "float16":
+            check_not_too_large(bits, rounded, self.path)
+        return rounded
 
     def loaded_bits(self) -> np.ndarray:
         """Return all values as they are once the file is loaded, as bit patterns."""
@@ -193,6 +187,16 @@ def saved_variables(
             )
         )
     return found
+
+
+def check_not_too_large(bits: np.ndarray, rounded: np.ndarray, path: str) -> None:
+    """Refuse float32 values that float16 does not have; both are bit patterns."""
+    exact = from_bits(bits, "float32")
+    if not np.isfinite(from_bits(rounded, "float16")[np.isfinite(exact)]).all():
+        raise ValueError(
+            f"Argument `values` must be 'bfloat16' or 'float32' for this model: the variable "
+            f"{path!r} has values up to {np.abs(exact).max():g}. Received: values='float16'"
+        )
 
 
 def paths_of(variables: Sequence[SavedVariable]) -> str:

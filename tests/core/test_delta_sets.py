@@ -13,6 +13,7 @@ from delta_cases import adapted, assert_same_weights, copy_of, pretrained, weigh
 from helpers import same_bits, value_of, values_of
 
 import keras_freeze as kf
+from keras_freeze.storage.patches import Patch
 
 pytestmark = pytest.mark.cases(None, tensorflow=2, jax=2)
 
@@ -113,6 +114,93 @@ def test_a_model_that_was_trained_since_is_not_switched(active, base, files, tmp
     with pytest.raises(ValueError, match=r"bias.*has changed"):
         deltas.switch("few" if active is None else None)
     assert deltas.active == active
+    assert_bits(base, before)
+
+
+def test_training_that_only_the_next_delta_would_replace_is_kept(base, files, tmp_path):
+    deltas = kf.DeltaSet(base)
+    only_bias = copy_of(base)
+    only_bias.layers[-1].bias.assign(only_bias.layers[-1].bias + 1.0)
+    kf.save(only_bias, tmp_path / "bias.freeze", base=base)
+    only_kernel = copy_of(base)
+    only_kernel.layers[-1].kernel.assign(only_kernel.layers[-1].kernel + 1.0)
+    kf.save(only_kernel, tmp_path / "kernel.freeze", base=base)
+    for name in ("bias", "kernel"):
+        deltas.add(name, tmp_path / f"{name}.freeze")
+    deltas.switch("kernel")
+    base.layers[-1].bias.assign(base.layers[-1].bias + 3.0)
+    before = values_of(weights(base))
+    with pytest.raises(ValueError, match=r"bias.*has changed"):
+        deltas.switch("bias")
+    assert deltas.active == "kernel"
+    assert_bits(base, before)
+
+
+def test_an_error_in_the_middle_leaves_the_model_as_it_was(base, files, tmp_path, monkeypatch):
+    deltas = kf.DeltaSet(base)
+    for name in ("few", "many"):
+        deltas.add(name, tmp_path / f"{name}.freeze")
+    deltas.switch("few")
+    before, calls = values_of(weights(base)), []
+    apply = Patch.apply
+
+    def fail(patch, variables):
+        calls.append(patch)
+        apply(patch, variables)
+        if len(calls) == 15:
+            raise MemoryError("no memory")
+
+    monkeypatch.setattr(Patch, "apply", fail)
+    with pytest.raises(MemoryError):
+        deltas.switch("many")
+    assert_bits(base, before)
+    assert deltas.active == "few"
+
+
+def test_deltas_are_applied_one_on_the_other_and_removed_in_turn(base, files, tmp_path):
+    before = values_of(weights(base))
+    kf.apply_delta(base, tmp_path / "few.freeze")
+    between = values_of(weights(base))
+    further = copy_of(base)
+    further.layers[-1].bias.assign(further.layers[-1].bias + 1.0)
+    kf.save(further, tmp_path / "further.freeze", base=base)
+    kf.apply_delta(base, tmp_path / "further.freeze")
+    assert_same_weights(base, further)
+    with pytest.raises(ValueError, match=r"further\.freeze"):
+        kf.remove_delta(base, tmp_path / "few.freeze")
+    kf.remove_delta(base, tmp_path / "further.freeze")
+    assert_bits(base, between)
+    kf.remove_delta(base, tmp_path / "few.freeze")
+    assert_bits(base, before)
+
+
+class Counters(keras.layers.Layer):
+    """Variables that are not floating-point numbers."""
+
+    def build(self, shape):
+        self.flags = self.add_weight(
+            shape=(40,), dtype="bool", initializer="zeros", trainable=False
+        )
+        self.counts = self.add_weight(
+            shape=(40,), dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        return x
+
+
+def test_variables_of_other_types_are_replaced(tmp_path):
+    base = keras.Sequential([keras.Input((4,)), Counters(), keras.layers.Dense(3)])
+    tuned = copy_of(base)
+    flags, counts = tuned.layers[0].flags, tuned.layers[0].counts
+    flags.assign(np.arange(40) == 7)
+    counts.assign(np.where(np.arange(40) == 9, 5, 0))
+    with keras.saving.custom_object_scope({"Counters": Counters}):
+        kf.save(tuned, tmp_path / "d.freeze", base=base)
+    before = values_of(weights(base))
+    kf.apply_delta(base, tmp_path / "d.freeze")
+    assert_same_weights(base, tuned)
+    kf.remove_delta(base, tmp_path / "d.freeze")
     assert_bits(base, before)
 
 

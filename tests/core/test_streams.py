@@ -1,10 +1,12 @@
 """Streams: what a follower has equals what the publisher had, whole or not at all."""
 
 import copy
+import gc
 import os
 import shutil
 import time
 import uuid
+import weakref
 
 import format_reader
 import keras
@@ -69,7 +71,7 @@ def test_a_follower_has_every_state_of_the_trainer(dtype, tmp_path):
     late = network(dtype)
     assert kf.follow(late, tmp_path).number == 7
     assert_equal(late, follower)
-    assert len([name for name in names(tmp_path) if "full" in name]) == 3
+    assert [name for name in names(tmp_path) if "full" in name] == [full(0), full(4)]
 
 
 @pytest.mark.parametrize("values", ["bfloat16", "float16"])
@@ -126,7 +128,7 @@ def test_a_network_that_is_trained_on_a_grid_is_sent_exactly(tmp_path):
     kf.follow(follower, tmp_path)
     assert_equal(follower, model)
     updates = [tmp_path / name for name in names(tmp_path) if "update" in name]
-    assert len(updates) == 3
+    assert len(updates) == 4
     num_statistics = 2 * 16 * 4
     assert max(path.stat().st_size for path in updates) < 250 + num_statistics
 
@@ -142,7 +144,7 @@ def test_training_is_published_every_so_many_steps_and_at_the_end(steps_per_exec
     x, y = rng.normal(size=(80, 6)), rng.normal(size=(80, 5))
     publish = kf.callbacks.PublishDeltas(tmp_path, every=4)
     model.fit(x, y, batch_size=8, epochs=3, callbacks=[publish], verbose=0)
-    assert publish.publisher.number == {1: 7, 4: 6}[steps_per_execution]
+    assert publish.publisher.number == 7
     kf.follow(follower, tmp_path)
     assert_equal(follower, model)
     model.fit(x, y, batch_size=8, epochs=1, callbacks=[publish], verbose=0)
@@ -235,7 +237,7 @@ def test_a_trainer_goes_on_with_its_stream(tmp_path):
 def stream_files(tmp_path_factory):
     """A folder with a complete file, five updates, another complete file and one update."""
     folder = tmp_path_factory.mktemp("stream")
-    return folder, stream_of(folder, num_updates=7, full_every=6)
+    return folder, stream_of(folder, num_updates=7, full_every=5)
 
 
 def refused(folder, model, **arguments):
@@ -322,7 +324,7 @@ def test_another_stream_in_the_folder_is_refused_by_a_follower_of_the_first(stre
     folder = copied(stream, tmp_path, {full(0), update(1)})
     model = network()
     kf.follow(model, folder)
-    stream_of(tmp_path / "other", num_updates=5, full_every=5)
+    stream_of(tmp_path / "other", num_updates=5, full_every=4)
     shutil.copy(tmp_path / "other" / full(5), folder / full(5))
     assert "has followed so far" in refused(folder, model)
 
@@ -478,6 +480,129 @@ def test_a_complete_file_is_a_delta_like_any_other(stream):
     assert digest(loaded) == stream[1][6]
     kf.apply_delta(model, stream[0] / full(6))
     assert digest(model) == stream[1][6]
+
+
+def test_a_damaged_update_before_a_complete_file_is_not_needed(stream, tmp_path):
+    folder = copied(stream, tmp_path)
+    model = network()
+    kf.follow(model, copied(stream, tmp_path, {full(0), update(1)}))
+    (folder / update(3)).write_bytes(b"damaged")
+    model = network()
+    assert kf.follow(model, folder).number == 7
+    assert digest(model) == stream[1][7]
+
+
+@pytest.mark.parametrize("values", ["bfloat16", kf.storage.Grid(0.02)])
+@pytest.mark.parametrize("case", ["values that never change", "its own grid", "a new mask"])
+def test_complete_files_that_round_otherwise_are_followed_too(case, values, tmp_path):
+    base = network()
+    base.get_layer("last").bias.assign(np.linspace(-1, 1, 5).astype("float32") / 3)
+    model, follower = copy_of(base), copy_of(base)
+    frozen(model, grid=0.05 if case == "its own grid" else None)
+    publisher = kf.DeltaPublisher(model, tmp_path, values=values, full_every=2)
+    for step in range(9):
+        if step == 4 and case == "a new mask":
+            rng = np.random.default_rng(7)
+            kf.freeze(model, rng.normal(size=(8, 6)), rng.normal(size=(8, 5)), overwrite=True)
+        train(model, step)
+        model.get_layer("last").bias.assign(base.get_layer("last").bias)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        late = copy_of(base)
+        kf.follow(late, tmp_path)
+        assert_equal(late, follower)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_that_could_not_be_written_is_passed_over(is_there, tmp_path, monkeypatch):
+    model, follower = frozen(network()), network()
+    publisher = kf.DeltaPublisher(model, tmp_path)
+    publisher.publish()
+    write = publisher._folder.write
+
+    def fail(name, content):
+        if is_there:
+            write(name, content)
+        raise OSError("the connection was lost")
+
+    monkeypatch.setattr(publisher._folder, "write", fail)
+    train(model, 1)
+    with pytest.raises(OSError, match="lost"):
+        publisher.publish()
+    monkeypatch.undo()
+    kf.follow(follower, tmp_path)
+    for step in (2, 3):
+        train(model, step)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        assert_equal(follower, model)
+
+
+def test_two_trainers_in_one_folder_are_noticed(tmp_path):
+    first, second = frozen(network()), frozen(network())
+    one = kf.DeltaPublisher(first, tmp_path)
+    one.publish()
+    other = kf.DeltaPublisher(second, tmp_path, base=network())
+    train(first, 0)
+    one.publish()
+    content = (tmp_path / update(1)).read_bytes()
+    other.publish()  # a complete file, also number 1
+    train(first, 1)
+    train(second, 2)
+    one.publish()
+    with pytest.raises(FileExistsError, match="another trainer"):
+        other.publish()
+    assert (tmp_path / update(1)).read_bytes() == content
+
+
+def test_values_that_float16_lacks_are_refused_in_updates_too(tmp_path):
+    model = frozen(network())
+    publisher = kf.DeltaPublisher(model, tmp_path, values="float16")
+    publisher.publish()
+    model.get_layer("last").bias.assign(np.full(5, 1e5, "float32"))
+    with pytest.raises(ValueError, match=r"bias.*(1e\+05|100000)"):
+        publisher.publish()
+    assert names(tmp_path) == [full(0)]
+
+
+def test_a_model_that_nobody_needs_is_not_kept(stream):
+    model = network()
+    kf.follow(model, stream[0])
+    watched = weakref.ref(model)
+    del model
+    gc.collect()
+    assert watched() is None
+
+
+def test_one_folder_may_be_named_in_several_ways(stream, tmp_path, monkeypatch):
+    folder = copied(stream, tmp_path, {full(0), update(1)})
+    monkeypatch.chdir(folder.parent)
+    model = network()
+    kf.follow(model, folder)
+    shutil.copy(stream[0] / update(2), folder)
+    assert kf.follow(model, folder.name).number == 2
+    assert kf.follow(model, f"file://{folder}").number == 2
+    assert digest(model) == stream[1][2]
+
+
+def test_a_callback_publishes_one_model(tmp_path):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(16, 6)), rng.normal(size=(16, 5))
+    publish = kf.callbacks.PublishDeltas(tmp_path, every=1)
+    frozen(network()).fit(x, y, callbacks=[publish], verbose=0)
+    with pytest.raises(ValueError, match="another model"):
+        frozen(network()).fit(x, y, callbacks=[publish], verbose=0)
+
+
+def test_what_another_callback_restores_is_published(tmp_path):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(16, 6)), rng.normal(size=(16, 5))
+    model, follower = frozen(network()), network()
+    restore = keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True)
+    publish = kf.callbacks.PublishDeltas(tmp_path, every=1)
+    model.fit(x, y, epochs=3, callbacks=[restore, publish], verbose=0)
+    kf.follow(follower, tmp_path)
+    assert_equal(follower, model)
 
 
 def test_bad_arguments_are_named(tmp_path):

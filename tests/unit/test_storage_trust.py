@@ -740,7 +740,7 @@ def test_a_file_that_may_not_grow_leaves_the_old_one(files, old_file):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("where", "step"), [(container, "open"), (os, "fsync"), (os, "replace")])
+@pytest.mark.parametrize(("where", "step"), [(Path, "write_bytes"), (os, "fsync"), (os, "replace")])
 def test_a_full_disk_leaves_the_old_file(where, step, files, old_file, monkeypatch):
     def fail(*arguments):
         raise OSError("the disk is full")

@@ -65,6 +65,12 @@ def _numbers(names: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
+def _exists(name: str) -> FileExistsError:
+    return FileExistsError(
+        f"{name!r} is in the folder already: another trainer writes to it. Give each a folder."
+    )
+
+
 def _check_size(name: str, size: int, most: int) -> None:
     if size > most:
         raise FreezeFileError(f"{name!r} has {size:,} bytes, more than the limit of {most:,}.")
@@ -74,7 +80,7 @@ class _LocalFolder:
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"Argument `folder` must be a folder. Received: {str(path)!r}")
-        self._path = path
+        self._path = path.absolute()
 
     def __str__(self) -> str:
         return str(self._path)
@@ -89,6 +95,8 @@ class _LocalFolder:
 
     def write(self, name: str, content: bytes) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
+        if (self._path / name).exists():
+            raise _exists(name)
         with replacing(self._path / name) as temporary:
             temporary.write_bytes(content)
 
@@ -102,7 +110,7 @@ class _RemoteFolder:
                 "Folders at a URL need fsspec: `pip install fsspec`, and the package for this kind "
                 f"of file system, such as s3fs or gcsfs. Received: folder={url!r}"
             ) from error
-        self._url = url
+        self._url = url.rstrip("/")
         self._system: Any
         self._system, self._path = fsspec.core.url_to_fs(url)
         self._is_whole = url.partition("://")[0] in _WHOLE_FILES
@@ -119,13 +127,14 @@ class _RemoteFolder:
         return _numbers(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def read(self, name: str, most: int) -> bytes:
-        path = self._at(name)
-        _check_size(name, int(self._system.size(path) or 0), most)
-        content: bytes = self._system.cat_file(path)
+        content: bytes = self._system.cat_file(self._at(name), start=0, end=most + 1)
+        _check_size(name, len(content), most)
         return content
 
     def write(self, name: str, content: bytes) -> None:
         self._system.makedirs(self._path, exist_ok=True)
+        if self._system.exists(self._at(name)):
+            raise _exists(name)
         if self._is_whole:
             self._system.pipe_file(self._at(name), content)
             return

@@ -1,5 +1,6 @@
 """The side of a stream that reads it."""
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -64,7 +65,7 @@ class Follower:
         self.number: int | None = None
         self.lock = threading.RLock()
         self.error: Exception | None = None
-        self._model = model
+        self._known_model = weakref.ref(model)  # models that nobody needs are not kept
         self._folder = folder
         self._stream: StreamRecord | None = None
         self._parts: list[Part] = []
@@ -72,6 +73,13 @@ class Follower:
         self._replaced: list[Patch] = []  # from the base to the last complete file
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
+
+    @property
+    def _model(self) -> keras.Model:
+        model = self._known_model()
+        if model is None:
+            raise RuntimeError("The model that followed the stream does not exist any more.")
+        return model
 
     def update(self) -> bool:
         """Bring the model up to date, whole or not at all, and return whether it has changed.
@@ -81,7 +89,7 @@ class Follower:
             OSError: If a file cannot be read.
             FreezeFileError: If a file is missing, damaged or of another stream, or if the model is
                 not the base. The model is then as it was.
-            ValueError: If the model has changed since the last update.
+            ValueError: If values that the stream changes have been changed by something else.
         """
         with self.lock:
             full, updates = self._plan()
@@ -103,20 +111,15 @@ class Follower:
         """Return the complete file to begin with (None: what is here), and the updates to read."""
         numbers = self._folder.numbers()
         last = max(numbers[FULL] | numbers[UPDATE], default=-1)
-        if self.number is not None:
-            updates = list(range(self.number + 1, last + 1))
-            if numbers[UPDATE].issuperset(updates):
-                return None, updates
         newer = [n for n in numbers[FULL] if self.number is None or n > self.number]
-        if newer:
-            full = max(newer)
-            updates = list(range(full + 1, last + 1))
-        elif self.number is None:
+        if not newer and self.number is None:
             raise FileNotFoundError(
                 f"The folder {str(self._folder)!r} has no complete file of a stream yet."
             )
-        else:
-            full = None
+        full = max(newer, default=None)
+        first = self.number if full is None else full
+        assert first is not None
+        updates = list(range(first + 1, last + 1))
         missing = [number for number in updates if number not in numbers[UPDATE]]
         if missing:
             raise FreezeFileError(
@@ -126,7 +129,7 @@ class Follower:
             )
         return full, updates
 
-    def _read_full(self, number: int) -> "_Move":
+    def _read_full(self, number: int) -> _Move:
         name = file_name(number, FULL)
         container = self._read(name, limit_of(None))
         with naming(name):
@@ -138,16 +141,13 @@ class Follower:
             base = self._base()
             values = delta_values(self._model, header, container, base)
             with refusing():
-                trained = (
-                    {e.position: e.trained for e in values.mask.entries} if values.mask else {}
-                )
-                parts = parts_of(header, trained, base, stream.dtypes, stream.steps)
+                parts = parts_of(header, values.mask, base, stream.dtypes, stream.steps)
                 state = State([_of_part(part, values) for part in parts])
             if state.digest != stream.state:
                 raise FreezeFileError("Its values do not give the state that it names.")
             return _Move(stream, parts, state, base, values.bits)
 
-    def _read_update(self, number: int, move: "_Move") -> State:
+    def _read_update(self, number: int, move: _Move) -> State:
         name = file_name(number, UPDATE)
         most = _MOST_OF_HEADER + 2 * sum(part.starts.nbytes + 64 for part in move.parts)
         container = self._read(name, most)
@@ -183,7 +183,7 @@ class Follower:
             snapshots[part.index].bits[_slice(part.places)] = part.starts
         return snapshots
 
-    def _apply(self, move: "_Move") -> None:
+    def _apply(self, move: _Move) -> None:
         """Replace the values of the model, if it is what it was after the last update."""
         variables = variables_of(self._model)
         if self._state is not None:
@@ -215,9 +215,12 @@ class Follower:
     def start(self, every: float) -> None:
         """Call `update` every so many seconds in a thread, until `close`."""
         if self._thread is not None:
-            raise ValueError("This model is already brought up to date in the background.")
+            raise ValueError(
+                "This model is brought up to date in the background already: call `close` first."
+            )
         self._stopped.clear()
-        self._thread = threading.Thread(target=self._run, args=(every,), daemon=True)
+        arguments = (self._model, every)  # the thread keeps the model
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -238,18 +241,26 @@ class Follower:
     ) -> None:
         self.close()
 
-    def _run(self, every: float) -> None:
+    def _run(self, model: keras.Model, every: float) -> None:
         while not self._stopped.is_set():
             try:
                 self.update()
                 self.error = None
             except Exception as error:  # the next file may put it right
-                if self.number is None and isinstance(error, FileNotFoundError):
-                    pass  # the trainer has not begun
-                elif str(error) != str(self.error):
-                    warnings.warn(f"A model follows its stream no further: {error}", stacklevel=1)
-                    self.error = error
+                is_empty = self.number is None and isinstance(error, FileNotFoundError)
+                if not is_empty:  # else the trainer has not begun
+                    self._tell(error, every)
             self._stopped.wait(every)
+
+    def _tell(self, error: Exception, every: float) -> None:
+        is_new, self.error = str(error) != str(self.error), error
+        if is_new:
+            with contextlib.suppress(Warning):  # where warnings are errors
+                warnings.warn(
+                    "A model could not be brought up to date and stays as it is; the next try is "
+                    f"in {every:g} seconds: {error}",
+                    stacklevel=1,
+                )
 
 
 _followers: weakref.WeakKeyDictionary[keras.Model, dict[str, Follower]] = (
@@ -284,7 +295,8 @@ def follow(
         ImportError: If `folder` is a URL and fsspec is missing.
         FreezeFileError: If a file is missing, damaged, renamed or of another stream or base. The
             model is then as it was.
-        ValueError: If the model is not built, or was changed by something else than the stream.
+        ValueError: If the model is not built, if values that the stream changes were changed by
+            something else, or if the model is followed in the background already.
         TypeError: If an argument has a wrong type.
 
     Example:

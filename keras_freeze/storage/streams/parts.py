@@ -1,7 +1,8 @@
 """The state that a stream moves on: the values that training may change, part by part."""
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from keras_freeze import backend
 from keras_freeze._utils.bits import as_bits, from_bits, little_endian, rounded_to
 from keras_freeze.grids import DTYPES, Grid
+from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import bits_of, is_random_state
 from keras_freeze.storage.patches import Patch, bits_at
@@ -20,7 +22,7 @@ class Part:
     """The values of one variable that training may change.
 
     Attributes:
-        index: which of the model's variables it is.
+        index, path: which of the model's variables it is.
         places: the flat indices of the values; None for all of them.
         dtype: the dtype of the variable.
         starts: the values of the base in these places, as bit patterns.
@@ -29,6 +31,7 @@ class Part:
     """
 
     index: int
+    path: str
     places: np.ndarray | None
     dtype: str
     starts: np.ndarray
@@ -79,7 +82,7 @@ class Part:
 
 def parts_of(
     header: Header,
-    trained: Mapping[int, np.ndarray],
+    mask: FreezeMask | None,
     base: Sequence[Any],
     dtypes: Sequence[str] | None = None,
     steps: Sequence[float] | None = None,
@@ -88,13 +91,14 @@ def parts_of(
 
     Args:
         header: The header of the file.
-        trained: The masks by position, as boolean arrays.
+        mask: The freezing mask, or None.
         base: The variables of the base, or snapshots of them.
         dtypes, steps: As in `StreamRecord`; None for those of the variables, and no grids.
 
     Raises:
         ValueError: If there are not as many `dtypes` and `steps` as parts.
     """
+    trained = {} if mask is None else {entry.position: entry.trained for entry in mask.entries}
     parts = []
     for index, (record, variable) in enumerate(zip(header.records, base, strict=True)):
         if is_random_state(variable):
@@ -104,7 +108,7 @@ def parts_of(
             places = np.flatnonzero(trained[record.entry.position])
             places = places.astype(np.int32 if record.size < 2**31 else np.int64)
             starts = starts[places]
-        parts.append(Part(index, places, record.dtype, starts, record.dtype))
+        parts.append(Part(index, record.path, places, record.dtype, starts, record.dtype))
     if dtypes is None or steps is None:
         return parts
     described = zip(parts, dtypes, steps, strict=True)
@@ -116,8 +120,7 @@ def _described(part: Part, stored_dtype: str, step: float) -> Part:
         raise ValueError(f"values of {part.dtype} are stored as {stored_dtype}")
     if step and part.dtype not in DTYPES:
         raise ValueError(f"values of {part.dtype} are on a grid")
-    grid = Grid(step) if step else None
-    return Part(part.index, part.places, part.dtype, part.starts, stored_dtype, grid)
+    return dataclasses.replace(part, stored_dtype=stored_dtype, grid=Grid(step) if step else None)
 
 
 class State:

@@ -16,7 +16,7 @@ from keras_freeze.model_state import get_mask
 from keras_freeze.placements import may_be_rounded, placements_of
 from keras_freeze.storage.checks.memory import limit_of
 from keras_freeze.storage.container import container_bytes, parse_container
-from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze.storage.errors import FreezeFileError, naming
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
     COMPILED,
@@ -32,7 +32,7 @@ from keras_freeze.storage.keras_model import (
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.patches import bits_at
 from keras_freeze.storage.saved_variable import SavedVariable
-from keras_freeze.storage.saving import check_loads_again, described, encode, settle
+from keras_freeze.storage.saving import check_loads_again, described, encode
 from keras_freeze.storage.stream_record import StreamRecord
 from keras_freeze.storage.streams.folder import FULL, UPDATE, file_name, open_folder
 from keras_freeze.storage.streams.parts import Part, State, parts_of, read_parts
@@ -50,7 +50,8 @@ class DeltaPublisher:
     follows, with which a follower can begin. `follow` reads all this; each complete file can also
     be loaded with `load` and `apply_delta`.
 
-    No file is ever changed. Older files than the last complete one may be deleted.
+    No file is ever changed. Older files than the last complete one may be deleted. A folder is
+    written by one trainer at a time.
 
     In `fit`, use `callbacks.PublishDeltas`.
 
@@ -63,7 +64,7 @@ class DeltaPublisher:
         values: As in `save`: "float32" (exact), "bfloat16", "float16", or a `storage.Grid`, to
             which the values in the files are rounded. Values of a model that is trained on a grid
             stay exact, as integers. Defaults to "float32".
-        full_every: After how many updates a complete file is written, too. Defaults to 100.
+        full_every: After how many updates the next file is a complete one. Defaults to 100.
 
     Attributes:
         number: The number of the last file; None before the first.
@@ -73,6 +74,7 @@ class DeltaPublisher:
         TypeError: If an argument has a wrong type.
         ValueError: If the model is not built, an argument is out of range, or the folder has a
             stream on another base.
+        FreezeFileError: If the last complete file of a stream that is continued is damaged.
 
     Example:
 
@@ -116,32 +118,33 @@ class DeltaPublisher:
         """Write what the model is now, and return the number of the file.
 
         Raises:
-            OSError: If the file cannot be written.
+            OSError: If the file cannot be written, or is there already. The next file is then a
+                complete one.
             ValueError: If the model cannot be saved as a delta on the base, as for `save`, or if it
                 has `frozen_weights="decay"`.
         """
         mask = get_mask(self._model)
-        if self._state is None or mask != self._mask:
-            self._publish_full(self._next_number(), mask)
+        number = 0 if self.number is None else self.number + 1
+        is_due = self._num_updates >= self._full_every
+        if self._state is None or is_due or mask != self._mask:
+            self._publish_full(number, mask)
         else:
-            self._publish_update(self._next_number())
-            if self._num_updates >= self._full_every:
-                self._publish_full(self.number or 0, mask)
-        assert self.number is not None
-        return self.number
+            self._publish_update(number, self._state)
+        return number
 
-    def _next_number(self) -> int:
-        return 0 if self.number is None else self.number + 1
+    def _write(self, number: int, kind: str, content: bytes, state: State) -> None:
+        # If this fails, the file may be there or not: a complete one with another number follows.
+        self.number, self._state = number, None
+        self._folder.write(file_name(number, kind), content)
+        self._state = state
 
-    def _publish_update(self, number: int) -> None:
-        assert self._state is not None
+    def _publish_update(self, number: int, before: State) -> None:
         wanted = read_parts(self._parts, variables_of(self._model))
         if isinstance(self._values, Grid):
             pairs = zip(self._parts, wanted, strict=True)
             wanted = [part.on_grid(bits) if part.grid else bits for part, bits in pairs]
-        content, state = encode_update(self._stream, number, self._parts, self._state, wanted)
-        self._folder.write(file_name(number, UPDATE), content)
-        self._state, self.number = state, number
+        content, state = encode_update(self._stream, number, self._parts, before, wanted)
+        self._write(number, UPDATE, content, state)
         self._num_updates += 1
 
     def _publish_full(self, number: int, mask: FreezeMask | None) -> None:
@@ -154,7 +157,7 @@ class DeltaPublisher:
                 "change in every step, too."
             )
         header = dataclasses.replace(header, model={**header.model, COMPILED: None})
-        if self._state is None:
+        if not self._parts:
             check_loads_again(self._model, header)
         config = shared_with_base(header.model, self._base_config)
         parts = self._parts_of(header, mask, variables)
@@ -168,17 +171,14 @@ class DeltaPublisher:
         )
         header = dataclasses.replace(header, model=config, stream=stream)
         content = container_bytes(header.to_json(), *encode(saved), header.version)
-        self._folder.write(file_name(number, FULL), content)
-        settle(saved)
-        self._mask, self._parts, self._state = mask, parts, state
-        self.number, self._num_updates = number, 0
+        self._write(number, FULL, content, state)
+        self._mask, self._parts, self._num_updates = mask, parts, 0
 
     def _parts_of(
         self, header: Header, mask: FreezeMask | None, variables: Sequence[Any]
     ) -> list[Part]:
         """Return the parts of the state, with the dtypes and grids of their values in updates."""
-        trained = {} if mask is None else {e.position: e.trained for e in mask.entries}
-        parts = parts_of(header, trained, self._base)
+        parts = parts_of(header, mask, self._base)
         trainable = {id(variable) for variable in self._model.trainable_variables}
         return [
             self._rounded(part, variables[part.index])
@@ -193,12 +193,12 @@ class DeltaPublisher:
             part = dataclasses.replace(part, stored_dtype=self._values)
         if not may_be_rounded(variable):
             return part
-        if isinstance(self._values, Grid):
-            return dataclasses.replace(part, grid=self._values)
         for placement in placements_of(variable):
             gridded = dataclasses.replace(part, grid=placement.grid)
             if gridded.exact_integers(bits_at(variable, part.places)) is not None:
                 return gridded
+        if isinstance(self._values, Grid):
+            return dataclasses.replace(part, grid=self._values)
         return part
 
     def _found(self, base: Any) -> tuple[str, int | None]:
@@ -213,9 +213,10 @@ class DeltaPublisher:
             return secrets.token_hex(8), None
         name = file_name(max(numbers[FULL]), FULL)
         container = parse_container(self._folder.read(name, limit_of(None)), name)
-        header = Header.from_json(container.header)
-        if header.stream is None:
-            raise FreezeFileError(f"{name!r} belongs to no stream.")
+        with naming(name):
+            header = Header.from_json(container.header)
+            if header.stream is None:
+                raise FreezeFileError("It belongs to no stream.")
         if header.base != fingerprint(self._base):
             what = "Argument `base` must be that of the stream in the folder"
             if base is None:

@@ -20,6 +20,7 @@ from keras_freeze.storage.coding.values import (
 from keras_freeze.storage.container import Container, container_bytes
 from keras_freeze.storage.errors import FreezeFileError, invalid_header, refusing
 from keras_freeze.storage.fields import check_type
+from keras_freeze.storage.saved_variable import check_not_too_large
 from keras_freeze.storage.stream_record import LAST_NUMBER, UPDATE, check_hex
 from keras_freeze.storage.streams.parts import Part, State
 
@@ -144,6 +145,8 @@ def _cheapest(
             return STEPS, points - earlier, wanted
         return POINTS, points, wanted
     stored = part.stored(wanted)
+    if part.stored_dtype == "float16" and part.dtype != "float16":
+        check_not_too_large(wanted, stored, part.path)
     after = part.loaded(stored)
     if np.array_equal(after, before):
         return SAME, None, before
