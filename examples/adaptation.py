@@ -5,10 +5,12 @@ base, and train with a FreezeOptimizer, which `quantize` needs: its rate is 0 or
 are chosen.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command_line  # noqa: F401  # first of all: it keeps TensorFlow quiet
 import efficientnet_lite
 import keras
 import numpy as np
@@ -147,24 +149,31 @@ def features(base: Base, images: np.ndarray) -> np.ndarray:
     return body.predict(images, batch_size=100, verbose=0)
 
 
-def train_head(training: Data, validation: Data, num_classes: int, seed: int) -> Head:
+def train_head(
+    training: Data,
+    validation: Data,
+    num_classes: int,
+    seed: int,
+    epochs: int = _HEAD_EPOCHS,
+    learning_rates: Sequence[float] = _HEAD_LEARNING_RATES,
+) -> Head:
     """Train a head on features; of several learning rates the best in validation counts."""
     heads = [
-        _head_at(rate, training, validation, num_classes, seed) for rate in _HEAD_LEARNING_RATES
+        _head_at(rate, training, validation, num_classes, seed, epochs) for rate in learning_rates
     ]
     return max(heads, key=lambda pair: pair[0])[1]
 
 
 def _head_at(
-    rate: float, training: Data, validation: Data, num_classes: int, seed: int
+    rate: float, training: Data, validation: Data, num_classes: int, seed: int, epochs: int
 ) -> tuple[float, Head]:
     """Return the validation accuracy and the weights of a head."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input(training[0].shape[1:])
     dense = keras.layers.Dense(num_classes, kernel_initializer="zeros")
     head = keras.Model(inputs, dense(inputs))
-    compile_for(head, _adam(rate, _HEAD_EPOCHS * num_steps(training)), training)
-    head.fit(*training, batch_size=BATCH_SIZE, epochs=_HEAD_EPOCHS, verbose=0)
+    compile_for(head, _adam(rate, epochs * num_steps(training)), training)
+    head.fit(*training, batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
     return accuracy(head, validation), head.get_weights()
 
 
