@@ -59,7 +59,7 @@ _LEARNING_RATES = flags.DEFINE_list(
 )
 _NUM_MAILS = flags.DEFINE_integer("num_mails", 500, "Mails for training.", lower_bound=1)
 _NUM_VALIDATION = flags.DEFINE_integer(
-    "num_validation", 200, "Mails that choose learning rates and steps.", lower_bound=1
+    "num_validation", 200, "Mails that choose learning rates.", lower_bound=1
 )
 _NUM_TEST = flags.DEFINE_integer("num_test", 1000, "Mails of the test set.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer(
@@ -72,7 +72,7 @@ _WEIGHTS = flags.DEFINE_enum(
     "weights", "pretrained", ["pretrained", "random"], "Of the base. Random ones read characters."
 )
 _TOLERANCE = flags.DEFINE_float(
-    "tolerance", 0.01, "By how much the loss may rise in small files, relative to what it is."
+    "tolerance", 0.1, "By how much the loss may rise in small files, relative to what it is."
 )
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/transfer_text", "The folder to write to.")
 
@@ -92,6 +92,7 @@ _FIXED = (
 _BATCH_SIZE = 25
 _NUM_CLASSES = 2
 _SALIENCY_MAILS = 100
+_ROUNDING_MAILS = 100
 _HEAD_EPOCHS = 100  # which take a second
 _HEAD_LEARNING_RATES = (0.003, 0.01, 0.03)
 
@@ -282,7 +283,7 @@ class Study:
         return min(rates, key=lambda rate: found[rate]["validation_loss"])
 
     def _search(self, method: Method, rate: float) -> dict[str, Any]:
-        some = tuple(array[: _SEARCH_MAILS.value] for array in self._data["training"])
+        some = _first(self._data["training"], _SEARCH_MAILS.value)
         network = self._adapt(method, some, rate, 1)
         found = network.evaluate(
             *self._data["validation"], batch_size=100, return_dict=True, verbose=0
@@ -303,9 +304,10 @@ class Study:
         exact, small = (self._folder / f"{method.name}{end}.freeze" for end in ("", "_small"))
         adaptation.save_exact(network, self._base, exact)
         files = [self._file("exact", exact, network)]
-        adaptation.save_small(
-            network, self._base, small, self._data["validation"], _TOLERANCE.value
-        )
+        # By training mails: on others, the loss of a network that is too sure of itself falls when
+        # what it has learned is rounded away.
+        some = _first(self._data["training"], _ROUNDING_MAILS)
+        adaptation.save_small(network, self._base, small, some, _TOLERANCE.value)
         files.append(self._file("small", small, network))
         words = [f"{file['bytes']:,} bytes {file['test_accuracy']:.1%}" for file in files]
         return {**row, "files": files, "progress": ", ".join(words)}
@@ -347,11 +349,16 @@ class Study:
             seed=_SEED.value,
         )
         adaptation.compile_for(network, optimizer, training)
-        first = (array[:_SALIENCY_MAILS] for array in training)
+        first = _first(training, _SALIENCY_MAILS)
         kf.freeze(network, *first, batch_size=_BATCH_SIZE, drawn=method.is_drawn)
         if method.name != "head":
             network.fit(*training, batch_size=_BATCH_SIZE, epochs=epochs, verbose=0)
         return network
+
+
+def _first(data: Data, number: int) -> Data:
+    tokens, labels = data
+    return tokens[:number], labels[:number]
 
 
 def _choose_trained(network: keras.Model, method: Method) -> None:
