@@ -19,7 +19,7 @@ values that `quantize` has rounded. Accuracies are those of the networks in the 
 
 `--output_dir` keeps the base, the deltas, and what has been measured in transfer_text.jsonl:
 nothing in there is done again. With the default flags and one core: about a quarter of an hour with
-KERAS_BACKEND=torch, which traces no graphs, and twice that with TensorFlow.
+KERAS_BACKEND=torch, and longer with TensorFlow, which traces a graph for each network.
 """
 
 import functools
@@ -28,7 +28,7 @@ import logging
 import string
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,13 @@ def _freezenet(rate: float, is_drawn: bool = False) -> Method:
     return Method(f"{name}_drawn", f"{label}, drawn", rate, is_drawn=True, like=name)
 
 
-_LORA_RATES = (0.001, 0.003, 0.01)
+_LORA_RATES = (0.0003, 0.001, 0.003)
 METHODS = (
     Method("head", "head only", 1.0, trains_bias=False),
     _freezenet(0.99),
     _freezenet(0.99, is_drawn=True),
     Method("lora_4", "LoRA, rank 4", 1.0, 4, trains_bias=False, learning_rates=_LORA_RATES),
-    Method("full", "full fine-tuning", learning_rates=(0.00003, 0.0001, 0.0003)),
+    Method("full", "full fine-tuning", learning_rates=(0.00001, 0.00003, 0.0001)),
     _freezenet(0.999),
     _freezenet(0.999, is_drawn=True),
     _freezenet(0.9),
@@ -241,12 +241,12 @@ class Study:
         self._folder = folder
         self._path = folder / "transfer_text.jsonl"
         lines = self._path.open() if self._path.exists() else ()
-        self._done = {(row["method"], row["search"]): row for row in map(json.loads, lines)}
+        self._done = {_key(row): row for row in map(json.loads, lines)}
 
     def rows(self, method: Method) -> list[dict[str, Any]]:
         """Return a row for each file of a method, which is trained unless that has been done."""
         rate = 0.0 if method.name == "head" else self._best_learning_rate(method)
-        row = self._once(method, None, lambda: self._measure(method, rate))
+        row = self._once(method, "final", rate, self._measure)
         common = {
             "method": method.name,
             "learning_rate": row["learning_rate"],
@@ -254,12 +254,19 @@ class Study:
         }
         return [common | file for file in row["files"]]
 
-    def _once(self, method: Method, search: float | None, measure: Any) -> dict[str, Any]:
-        """Return what has been measured; `search` is a learning rate that is tried, or None."""
-        key = (method.name, search)
+    def _once(
+        self,
+        method: Method,
+        purpose: str,
+        rate: float,
+        measure: Callable[[Method, float], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Return what has been measured with a method and a learning rate, now or before."""
+        row = {"method": method.name, "purpose": purpose, "learning_rate": rate}
+        key = _key(row)
         if key not in self._done:
             start = time.time()
-            row = {"method": method.name, "search": search, **measure()}
+            row |= measure(method, rate)
             with self._path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             self._done[key] = row
@@ -275,10 +282,7 @@ class Study:
             rates = tuple(command_line.numbers(_LEARNING_RATES, float))
         if len(rates) == 1:
             return rates[0]
-        found = {
-            rate: self._once(method, rate, functools.partial(self._search, method, rate))
-            for rate in rates
-        }
+        found = {rate: self._once(method, "search", rate, self._search) for rate in rates}
         # By the loss: with few mails, accuracies are often the same.
         return min(rates, key=lambda rate: found[rate]["validation_loss"])
 
@@ -295,10 +299,7 @@ class Study:
 
     def _measure(self, method: Method, rate: float) -> dict[str, Any]:
         network = self._adapt(method, self._data["training"], rate, _EPOCHS.value)
-        row = {
-            "learning_rate": rate,
-            "num_trained": kf.report(network).num_trained_parameters,
-        }
+        num_trained = kf.report(network).num_trained_parameters
         exact, small = (self._folder / f"{method.name}{end}.freeze" for end in ("", "_small"))
         self._save(network, exact)
         files = [self._file("exact", exact, network)]
@@ -309,7 +310,7 @@ class Study:
         self._save(network, small)
         files.append(self._file("small", small, network))
         words = [f"{file['bytes']:,} bytes {file['test_accuracy']:.1%}" for file in files]
-        return {**row, "files": files, "progress": ", ".join(words)}
+        return {"num_trained": num_trained, "files": files, "progress": ", ".join(words)}
 
     def _save(self, network: keras.Model, path: Path) -> None:
         """Save a network as a delta on the base, for inference."""
@@ -357,6 +358,11 @@ class Study:
         if method.name != "head":
             network.fit(*training, batch_size=_BATCH_SIZE, epochs=epochs, verbose=0)
         return network
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, float]:
+    """Return what tells the rows of a folder from each other."""
+    return row["method"], row["purpose"], row["learning_rate"]
 
 
 def _first(data: Data, number: int) -> Data:

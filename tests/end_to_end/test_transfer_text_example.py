@@ -125,8 +125,9 @@ def test_the_learning_rate_is_the_one_with_the_lowest_loss_in_validation(finishe
     folder, _, rows = finished
     found = {}
     for line in lines_of(folder):
-        if line["search"] is not None:
-            found.setdefault(line["method"], {})[line["search"]] = line["validation_loss"]
+        if line["purpose"] == "search":
+            of_method = found.setdefault(line["method"], {})
+            of_method[line["learning_rate"]] = line["validation_loss"]
     assert sorted(found) == ["freezenet_0.99", "lora_4"]  # the drawn one takes FreezeNet's
     for name, losses in found.items():
         assert sorted(losses) == [0.001, 0.01]
