@@ -18,8 +18,8 @@ Each network is saved as two `.freeze` deltas on the base: exact (float32), and 
 values that `quantize` has rounded. Accuracies are those of the networks in the files.
 
 `--output_dir` keeps the base, the deltas, and what has been measured in transfer_text.jsonl:
-nothing in there is done again. With the default flags and one core: about a quarter of an hour with
-KERAS_BACKEND=torch, and longer with TensorFlow, which traces a graph for each network.
+nothing in there is done again. With the default flags and a part of one core: about half an hour
+with KERAS_BACKEND=torch, and longer with TensorFlow, which traces a graph for each network.
 """
 
 import functools
