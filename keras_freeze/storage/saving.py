@@ -294,7 +294,8 @@ def check_loads_again(model: keras.Model, header: Header, include_optimizer: boo
             "A `.freeze` file of this model could not be loaded: Keras cannot build the same model "
             "from its configuration. Usual reasons are classes and functions that are not "
             "registered (`keras.saving.register_keras_serializable`), layers that two submodels "
-            f"share, and a change of `trainable` or a `quantize` since `freeze`. {error}"
+            "share, LoRA in a layer that does not record it, and a change of `trainable` or a "
+            f"`quantize` since `freeze`. {error}"
         ) from error
     finally:
         random.setstate(random_state)
