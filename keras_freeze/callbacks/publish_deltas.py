@@ -1,6 +1,7 @@
 """The callback that publishes a model while it is trained."""
 
 import os
+import warnings
 from typing import Any
 
 import keras
@@ -22,6 +23,8 @@ class PublishDeltas(keras.callbacks.Callback):
         every: After how many training steps to publish.
         base, values, full_every: As in `DeltaPublisher`. The default of `base` is the model when
             its training begins.
+
+    A file that cannot be written is a warning; the next one is complete.
 
     Attributes:
         publisher: The `DeltaPublisher`; None before training.
@@ -87,5 +90,10 @@ class PublishDeltas(keras.callbacks.Callback):
     def _publish(self) -> None:
         assert self.publisher is not None
         backend.synchronize_variables(self.model)
-        self.publisher.publish()
+        try:
+            self.publisher.publish()
+        except OSError as error:  # training matters more; the next file is a complete one
+            warnings.warn(
+                f"The model could not be published, and training goes on: {error}", stacklevel=1
+            )
         self._num_published = self._num_steps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze.parameters import path_of
@@ -101,8 +102,27 @@ def apply_delta(
             apply_all(model, variables, [patch.reverse for patch in patches])
             raise
     remember_grids(variables, values.placements)
-    applied = _applied.setdefault(model, [])
-    applied.append(_Applied(os.fspath(path), container.digest, patches))
+    stack = _applied.setdefault(model, [])
+    if stack and _undo_each_other(stack[-1].patches, patches):
+        stack.pop()
+    else:
+        stack.append(_Applied(os.fspath(path), container.digest, patches))
+
+
+def _undo_each_other(first: Sequence[Patch], second: Sequence[Patch]) -> bool:
+    return len(first) == len(second) and all(
+        one.index == other.index
+        and np.array_equal(one.after, other.before)
+        and np.array_equal(one.before, other.after)
+        and _same_places(one.places, other.places)
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def _same_places(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
 
 
 def delta_values(

@@ -229,7 +229,7 @@ class Header:
 
     def _check(self) -> None:
         check_positions(self.mask_parts)
-        if "base" in self.model and (self.base is None or self.model["base"] is not True):
+        if "base" in self.model and (self.base is None or type(self.model["base"]) is not str):
             raise FreezeFileError("the architecture is that of a base that is missing")
         for record in self.records:
             if self.settings and record.entry and record.entry.settings >= len(self.settings):

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -177,26 +178,42 @@ OF_BASE = "base"
 
 
 def shared_with_base(config: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration without its architecture if that is the base's."""
-    if _architecture(config) != _architecture(base):
+    """Return a model's configuration without its architecture if that is the base's.
+
+    In its place is a digest, by which `of_base` recognizes it.
+    """
+    digest = _digest_of_architecture(base)
+    if _digest_of_architecture(config) != digest:
         return dict(config)
-    return {OF_BASE: True, COMPILED: config.get(COMPILED)}
+    return {OF_BASE: digest, COMPILED: config.get(COMPILED)}
 
 
 def of_base(config: Mapping[str, Any], base: keras.Model | None) -> Mapping[str, Any]:
-    """Return the whole configuration of what `shared_with_base` returned."""
-    if config.get(OF_BASE) is not True or base is None:
+    """Return the whole configuration of what `shared_with_base` returned.
+
+    Raises:
+        FreezeFileError: If the base has another architecture.
+    """
+    if OF_BASE not in config or base is None:
         return config
-    return {**config_of(base), COMPILED: config.get(COMPILED)}
+    found = config_of(base)
+    if _digest_of_architecture(found) != config[OF_BASE]:
+        raise FreezeFileError(
+            "The file was saved on a base of the same values, but of other settings: activations, "
+            "dtype policies, `trainable` or others of its layers. Pass the base as it was then."
+        )
+    return {**found, COMPILED: config.get(COMPILED)}
 
 
-def _architecture(config: Mapping[str, Any]) -> Any:
-    """Return what of a configuration says how to build a model, as it is in a file."""
+def _digest_of_architecture(config: Mapping[str, Any]) -> str:
+    """Return a digest of what of a configuration says how to build a model."""
     described = json.loads(json.dumps({k: v for k, v in config.items() if k != COMPILED}))
     for part in dictionaries_in(described):
         # A clone shares other dtype policies; layers that are shared show in the variables, too.
         part.pop("shared_object_id", None)
-    return described
+    # Automatic names count what the process has made so far.
+    text = re.sub(r'_\d+"', '"', json.dumps(described, sort_keys=True))
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 def set_trainable(model: keras.Model, trainable: Sequence[bool]) -> None:
@@ -248,7 +265,7 @@ def build_model(
                 described, custom_objects=dict(custom_objects or {}), safe_mode=True
             )
             if compile and isinstance(model, keras.Model):
-                _restore_compiled_optimizer(model, described, custom_objects)
+                _restore_compiled_optimizer(model, config, custom_objects)
         for optimizer in ModelOptimizers(model).all if isinstance(model, keras.Model) else ():
             optimizer.check_counts()
     except Exception as error:
@@ -273,8 +290,9 @@ def _restore_compiled_optimizer(
     optimizer = (described.get("compile_config") or {}).get("optimizer")
     if optimizer is None or not model.compiled or ModelOptimizers(model).all:
         return
+    # Keras changes what it reads, and may have read it before.
     optimizer = keras.saving.deserialize_keras_object(
-        optimizer, custom_objects=dict(custom_objects or {}), safe_mode=True
+        copy.deepcopy(optimizer), custom_objects=dict(custom_objects or {}), safe_mode=True
     )
     if freeze_optimizers_in(optimizer):
         model.optimizer = optimizer

@@ -10,7 +10,13 @@ from keras_freeze import initializers
 from keras_freeze.initializers.of_layers import versions
 from keras_freeze.storage.changes import set_changes
 from keras_freeze.storage.header import Header
-from keras_freeze.storage.keras_model import OF_BASE, fingerprint, variables_of
+from keras_freeze.storage.keras_model import (
+    COMPILED,
+    config_of,
+    fingerprint,
+    shared_with_base,
+    variables_of,
+)
 from keras_freeze.storage.saved_variable import saved_variables
 from keras_freeze.storage.saving import write_model
 from keras_freeze.storage.sources import find_sources
@@ -27,6 +33,7 @@ def write_undo(
         model: The model.
         before: The values that its variables had, as bit patterns.
     """
+    config = {**config_of(model), COMPILED: None}
     variables = variables_of(model)
     saved = saved_variables(model, {}, {}, "float32")
     for one, bits in zip(saved, before, strict=True):
@@ -36,7 +43,7 @@ def write_undo(
     header = Header(
         versions=versions(),
         generator=initializers.GENERATOR,
-        model={OF_BASE: True},
+        model=shared_with_base(config, config),
         records=tuple(one.record() for one in saved),
         settings=(),
         num_rescued=0,

@@ -264,3 +264,45 @@ def test_untrainable_layers_stay_so_where_the_configuration_does_not_say_it(name
     loaded.compile(kf.FreezeOptimizer(sgd(0.1), 0.5), "mse")
     loaded.fit(x, y, verbose=0)
     assert kf.get_mask(loaded) == kf.get_mask(model)
+
+
+@pytest.mark.parametrize("difference", ["activation", "dtype", "trainable"])
+def test_a_base_of_the_same_values_and_other_settings_is_refused(difference, tmp_path):
+    def network(**settings):
+        made = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="a", **settings)])
+        kf.reinitialize(made, seed=0)
+        return made
+
+    base, model = network(), network()
+    model.layers[0].bias.assign(model.layers[0].bias + 1.0)
+    kf.save(model, tmp_path / "d.freeze", base=base)
+    settings = {"activation": {"activation": "tanh"}, "dtype": {"dtype": "mixed_bfloat16"}}
+    other = network(**settings.get(difference, {}))
+    other.trainable = difference != "trainable"
+    with pytest.raises(kf.FreezeFileError, match="of other settings"):
+        kf.load(tmp_path / "d.freeze", base=other)
+    assert_same_weights(kf.load(tmp_path / "d.freeze", base=base), model)
+
+
+def test_models_that_scale_their_loss_are_deltas_too(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+        base = copy_of(model)
+        model.compile("adam", "mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.layers[0].bias.assign(model.layers[0].bias + 1.0)
+    kf.save(model, tmp_path / "d.freeze", base=base)
+    loaded = kf.load(tmp_path / "d.freeze", base=base)
+    assert_same_weights(loaded, model)
+    assert type(loaded.optimizer) is type(model.optimizer)
+
+
+def test_a_delta_and_its_undo_leave_nothing_behind(base, tmp_path):
+    kf.save(adapted(base), tmp_path / "d.freeze", base=base)
+    for _ in range(3):
+        kf.apply_delta(base, tmp_path / "d.freeze", keep_undo=tmp_path / "undo.freeze")
+        kf.apply_delta(base, tmp_path / "undo.freeze")
+    with pytest.raises(ValueError, match="Applied is: none"):
+        kf.remove_delta(base, tmp_path / "d.freeze")

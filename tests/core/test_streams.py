@@ -20,6 +20,7 @@ from stream_cases import digest, frozen, network, train, weights
 import keras_freeze as kf
 from keras_freeze.storage import DeltaPublisher
 from keras_freeze.storage.container import container_bytes, parse_container
+from keras_freeze.storage.streams import folder as folder_module
 
 pytestmark = [
     pytest.mark.cases(None, tensorflow=3, jax=3),
@@ -144,7 +145,8 @@ def test_training_is_published_every_so_many_steps_and_at_the_end(steps_per_exec
     x, y = rng.normal(size=(80, 6)), rng.normal(size=(80, 5))
     publish = kf.callbacks.PublishDeltas(tmp_path, every=4)
     model.fit(x, y, batch_size=8, epochs=3, callbacks=[publish], verbose=0)
-    assert publish.publisher.number == 7
+    # Keras counts the last steps of an epoch, which are two here, as `steps_per_execution`.
+    assert publish.publisher.number == {1: 7, 4: 9}[steps_per_execution]
     kf.follow(follower, tmp_path)
     assert_equal(follower, model)
     model.fit(x, y, batch_size=8, epochs=1, callbacks=[publish], verbose=0)
@@ -545,14 +547,67 @@ def test_two_trainers_in_one_folder_are_noticed(tmp_path):
     other = kf.DeltaPublisher(second, tmp_path, base=network())
     train(first, 0)
     one.publish()
-    content = (tmp_path / update(1)).read_bytes()
-    other.publish()  # a complete file, also number 1
-    train(first, 1)
-    train(second, 2)
-    one.publish()
+    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
     with pytest.raises(FileExistsError, match="another trainer"):
         other.publish()
-    assert (tmp_path / update(1)).read_bytes() == content
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+
+
+def test_layers_that_are_changed_in_between_are_refused(tmp_path):
+    layers = [keras.layers.Dense(4, name=name) for name in "abc"]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    publisher = kf.DeltaPublisher(model, tmp_path)
+    publisher.publish()
+    model.layers[0].enable_lora(4)
+    with pytest.raises(ValueError, match="enable_lora"):
+        publisher.publish()
+    assert names(tmp_path) == [full(0)]
+
+
+@pytest.mark.parametrize("change", ["prune", "set_weights", "reinitialize"])
+def test_frozen_weights_that_something_changes_are_published(change, tmp_path):
+    model, follower = frozen(network()), network()
+    publisher = kf.DeltaPublisher(model, tmp_path, base=network())
+    for step in range(5):
+        if step == 2 and change == "set_weights":
+            model.set_weights([weight * 2 for weight in model.get_weights()])
+        elif step == 2:
+            {"prune": kf.prune, "reinitialize": kf.reinitialize}[change](model)
+        publisher.publish()
+        kf.follow(follower, tmp_path)
+        assert_equal(follower, model)
+        train(model, step)
+    assert [name for name in names(tmp_path) if "full" in name] == [full(0), full(2)]
+
+
+def test_a_stream_that_is_begun_anew_is_noticed(stream, tmp_path):
+    folder = copied(stream, tmp_path, {full(0), *map(update, range(1, 4))})
+    model = network()
+    kf.follow(model, folder)
+    shutil.rmtree(folder)
+    assert "begun anew" in refused(folder, model)
+    stream_of(folder, num_updates=1)
+    assert "begun anew" in refused(folder, model)
+
+
+def test_training_goes_on_where_a_file_cannot_be_written(tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(32, 6)), rng.normal(size=(32, 5))
+    model, follower = frozen(network()), network()
+    publish = kf.callbacks.PublishDeltas(tmp_path, every=1)
+    write = folder_module._LocalFolder.write
+
+    def fail(folder, name, content):
+        if name == update(2):
+            raise OSError("the disk is full")
+        write(folder, name, content)
+
+    monkeypatch.setattr(folder_module._LocalFolder, "write", fail)
+    with pytest.warns(UserWarning, match="could not be published.*full"):
+        model.fit(x, y, batch_size=8, callbacks=[publish], verbose=0)
+    kf.follow(follower, tmp_path)
+    assert_equal(follower, model)
+    assert full(3) in names(tmp_path)
 
 
 def test_values_that_float16_lacks_are_refused_in_updates_too(tmp_path):
@@ -674,7 +729,7 @@ def test_errors_in_the_background_are_told_and_pass(stream, tmp_path):
 def test_decaying_weights_are_refused(tmp_path):
     model = frozen(network(), frozen_weights="decay", l2=0.01)
     with pytest.raises(ValueError, match="decay"):
-        kf.DeltaPublisher(model, tmp_path).publish()
+        kf.DeltaPublisher(model, tmp_path)
     assert names(tmp_path) == []
 
 

@@ -30,6 +30,9 @@ class Folder(Protocol):
     def numbers(self) -> dict[str, set[int]]:
         """Return the numbers of all files by kind; none if the folder does not exist."""
 
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file."""
+
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file of at most so many bytes."""
 
@@ -65,12 +68,6 @@ def _numbers(names: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
-def _exists(name: str) -> FileExistsError:
-    return FileExistsError(
-        f"{name!r} is in the folder already: another trainer writes to it. Give each a folder."
-    )
-
-
 def _check_size(name: str, size: int, most: int) -> None:
     if size > most:
         raise FreezeFileError(f"{name!r} has {size:,} bytes, more than the limit of {most:,}.")
@@ -80,10 +77,13 @@ class _LocalFolder:
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"Argument `folder` must be a folder. Received: {str(path)!r}")
-        self._path = path.absolute()
+        self._path = Path(os.path.realpath(path))
 
     def __str__(self) -> str:
         return str(self._path)
+
+    def exists(self, name: str) -> bool:
+        return (self._path / name).exists()
 
     def numbers(self) -> dict[str, set[int]]:
         return _numbers(os.listdir(self._path) if self._path.exists() else ())
@@ -95,8 +95,6 @@ class _LocalFolder:
 
     def write(self, name: str, content: bytes) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        if (self._path / name).exists():
-            raise _exists(name)
         with replacing(self._path / name) as temporary:
             temporary.write_bytes(content)
 
@@ -118,6 +116,9 @@ class _RemoteFolder:
     def __str__(self) -> str:
         return self._url
 
+    def exists(self, name: str) -> bool:
+        return bool(self._system.exists(self._at(name)))
+
     def numbers(self) -> dict[str, set[int]]:
         self._system.invalidate_cache()
         try:
@@ -133,8 +134,6 @@ class _RemoteFolder:
 
     def write(self, name: str, content: bytes) -> None:
         self._system.makedirs(self._path, exist_ok=True)
-        if self._system.exists(self._at(name)):
-            raise _exists(name)
         if self._is_whole:
             self._system.pipe_file(self._at(name), content)
             return

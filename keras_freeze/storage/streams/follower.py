@@ -116,6 +116,12 @@ class Follower:
             raise FileNotFoundError(
                 f"The folder {str(self._folder)!r} has no complete file of a stream yet."
             )
+        if self.number is not None and last < self.number:
+            raise FreezeFileError(
+                f"The folder {str(self._folder)!r} has no files from number {self.number} on any "
+                "more, which the model corresponds to: its stream was deleted or begun anew. "
+                "Follow the new one with a model that is loaded again."
+            )
         full = max(newer, default=None)
         first = self.number if full is None else full
         assert first is not None
@@ -209,7 +215,8 @@ class Follower:
             if not np.array_equal(bits, found):
                 raise ValueError(
                     f"The variable {path_of(variables[part.index])!r} has changed since the last "
-                    "update, so that the model follows no stream any more: load the base again."
+                    "update, so that this model follows no stream any more: load the base again, "
+                    "as a new model."
                 )
 
     def start(self, every: float) -> None:
@@ -250,7 +257,7 @@ class Follower:
                 is_empty = self.number is None and isinstance(error, FileNotFoundError)
                 if not is_empty:  # else the trainer has not begun
                     self._tell(error, every)
-            self._stopped.wait(every)
+            self._stopped.wait(min(every, threading.TIMEOUT_MAX))
 
     def _tell(self, error: Exception, every: float) -> None:
         is_new, self.error = str(error) != str(self.error), error

@@ -1,6 +1,7 @@
 """The side of a stream that writes it."""
 
 import dataclasses
+import itertools
 import os
 import secrets
 from collections.abc import Sequence
@@ -9,10 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_freeze._utils.bits import checksum
 from keras_freeze._utils.validation import check_int, value_error
 from keras_freeze.grids import Grid
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.model_state import get_mask
+from keras_freeze.model_state import ModelOptimizers, get_mask
+from keras_freeze.parameters import path_of
 from keras_freeze.placements import may_be_rounded, placements_of
 from keras_freeze.storage.checks.memory import limit_of
 from keras_freeze.storage.container import container_bytes, parse_container
@@ -21,6 +24,7 @@ from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import (
     COMPILED,
     Snapshot,
+    bits_of,
     check_built,
     config_of,
     dtype_of,
@@ -97,6 +101,7 @@ class DeltaPublisher:
         full_every: int = 100,
     ) -> None:
         check_built(model, "model")
+        _check_no_decay(model)
         if not isinstance(values, Grid) and values not in _DTYPES:
             accepted = f"one of {', '.join(map(repr, _DTYPES))}, or a `keras_freeze.storage.Grid`"
             raise value_error("values", values, accepted)
@@ -112,6 +117,7 @@ class DeltaPublisher:
         self._mask: FreezeMask | None = None
         self._parts: list[Part] = []
         self._state: State | None = None
+        self._rest: list[int] = []
         self._num_updates = 0
 
     def publish(self) -> int:
@@ -123,16 +129,24 @@ class DeltaPublisher:
             ValueError: If the model cannot be saved as a delta on the base, as for `save`, or if it
                 has `frozen_weights="decay"`.
         """
+        _check_architecture(variables_of(self._model), self._base)
+        _check_no_decay(self._model)
         mask = get_mask(self._model)
         number = 0 if self.number is None else self.number + 1
         is_due = self._num_updates >= self._full_every
-        if self._state is None or is_due or mask != self._mask:
+        if self._state is None or is_due or mask != self._mask or self._rest != self._read_rest():
             self._publish_full(number, mask)
         else:
             self._publish_update(number, self._state)
         return number
 
     def _write(self, number: int, kind: str, content: bytes, state: State) -> None:
+        for name in (file_name(number, FULL), file_name(number, UPDATE)):
+            if self._folder.exists(name):
+                raise FileExistsError(
+                    f"{name!r} is in the folder {str(self._folder)!r} already: another trainer "
+                    "writes to it. Give each a folder of its own."
+                )
         # If this fails, the file may be there or not: a complete one with another number follows.
         self.number, self._state = number, None
         self._folder.write(file_name(number, kind), content)
@@ -151,11 +165,6 @@ class DeltaPublisher:
         variables = variables_of(self._model)
         # Weights that are frozen since another mask trained them are in no source.
         header, saved = described(self._model, self._base, self._values, include_frozen=True)
-        if header.decay_scale is not None:
-            raise ValueError(
-                'A model with frozen_weights="decay" cannot be published: its frozen weights '
-                "change in every step, too."
-            )
         header = dataclasses.replace(header, model={**header.model, COMPILED: None})
         if not self._parts:
             check_loads_again(self._model, header)
@@ -173,6 +182,18 @@ class DeltaPublisher:
         content = container_bytes(header.to_json(), *encode(saved), header.version)
         self._write(number, FULL, content, state)
         self._mask, self._parts, self._num_updates = mask, parts, 0
+        self._rest = self._read_rest()
+
+    def _read_rest(self) -> list[int]:
+        """Return checksums of what no update holds: the frozen weights."""
+        variables = variables_of(self._model)
+        rest = []
+        for part in self._parts:
+            if part.places is not None:
+                bits = bits_of(variables[part.index])
+                bits[part.places] = 0
+                rest.append(checksum(bits))
+        return rest
 
     def _parts_of(
         self, header: Header, mask: FreezeMask | None, variables: Sequence[Any]
@@ -229,16 +250,32 @@ class DeltaPublisher:
         return header.stream.name, max(numbers[FULL] | numbers[UPDATE])
 
 
+def _check_no_decay(model: keras.Model) -> None:
+    if any(one.frozen_weights == "decay" for one in ModelOptimizers(model).all):
+        raise ValueError(
+            'A model with frozen_weights="decay" cannot be published: its frozen weights change in '
+            "every step, too."
+        )
+
+
 def _check_architecture(variables: Sequence[Any], base: Sequence[Snapshot]) -> None:
     """Refuse a base of another architecture than the model, which nobody could follow in place."""
-    own = [(tuple(v.shape), dtype_of(v)) for v in variables if not is_random_state(v)]
-    given = [(v.shape, v.dtype) for v in base if not is_random_state(v)]
-    if own != given or len(variables) != len(base):
-        raise ValueError(
-            "Argument `base` must have the architecture of the model, new heads included. "
-            f"Received: a base with {len(base)} variables, where the model has {len(variables)}, "
-            "or with variables of other shapes or dtypes."
-        )
+    own = [_label(v) for v in variables if not is_random_state(v)]
+    given = [_label(v) for v in base if not is_random_state(v)]
+    if own == given and len(variables) == len(base):
+        return
+    pairs = itertools.zip_longest(own, given, fillvalue="none")
+    mine, other = next((pair for pair in pairs if pair[0] != pair[1]), ("others", "others"))
+    raise ValueError(
+        "Argument `base` must have the architecture of the model, new heads included, and the "
+        "model must keep it: `enable_lora` and the like add variables that followers do not have. "
+        f"Received: a base with {other} where the model has {mine}"
+    )
+
+
+def _label(variable: Any) -> str:
+    name = path_of(variable).rpartition("/")[2]
+    return f"{name!r} of shape {tuple(variable.shape)} and {dtype_of(variable)}"
 
 
 def _loaded(parts: Sequence[Part], saved: Sequence[SavedVariable]) -> list[np.ndarray]:
