@@ -1,6 +1,5 @@
 """Decide which values of variables a file stores as changes of a base."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from keras_freeze.grids import DTYPES
 from keras_freeze.starts import BASE, Source
 from keras_freeze.storage.coding.differences import differences
 from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.coding.masks import num_bits_of_places
 from keras_freeze.storage.coding.values import num_bits_of_patterns
 from keras_freeze.storage.keras_model import bits_of, is_random_state
 from keras_freeze.storage.saved_variable import SavedVariable
@@ -43,7 +43,7 @@ def set_changes(variables: Sequence[SavedVariable], base: Sequence[Any] | None) 
 def _try_changes(saved: SavedVariable, source: Source, base: np.ndarray) -> None:
     before = num_bits_of_patterns(saved.rounded())
     saved.source, saved.changed = source, saved.bits != base
-    after = _try_differences(saved, base) + _num_bits_of_places(saved.changed)
+    after = _try_differences(saved, base) + num_bits_of_places(saved.changed)
     if after + _CHANGES_IN_HEADER >= before:
         saved.source = saved.changed = saved.differences = None
 
@@ -60,10 +60,3 @@ def _try_differences(saved: SavedVariable, base: np.ndarray) -> float:
         return plain
     saved.differences = integers
     return num_bits(integers) + _DIFFERENCES_IN_HEADER
-
-
-def _num_bits_of_places(changed: np.ndarray) -> float:
-    share = np.count_nonzero(changed) / max(changed.size, 1)
-    if share in (0.0, 1.0):
-        return 2.0
-    return -changed.size * (share * math.log2(share) + (1 - share) * math.log2(1 - share))

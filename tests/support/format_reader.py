@@ -86,16 +86,26 @@ def read_stream(names, base):
     _require(_state(values, parts) == state, "another state")
     for path in names[1:]:
         header, mask, exponents, mantissas = read_layout(pathlib.Path(path).read_bytes())
-        _require(header["content"] == "update" and not mask, "not an update")
+        _require(header["content"] == "update", "not an update")
         stream, following, before, after, modes = header["update"]
         _require((stream, following, before) == (name, number + 1, state), "another place")
+        masks = Stream(mask) if mask else None
+        held = []
+        for mode, (place, chosen) in zip(modes, parts, strict=True):
+            if mode in "ce":
+                is_part = place in contents.masks
+                shape = (int(chosen.sum()),) if is_part else chosen.shape
+                changed = np.zeros(chosen.shape, bool)
+                changed[chosen] = read_mask(masks, shape).reshape(-1)
+                chosen = changed
+            held.append((place, chosen))
         counts = [
-            (int(chosen.sum()), kind[0] if mode == "v" else None)
-            for mode, (_, chosen), kind in zip(modes, parts, kinds, strict=True)
+            (int(chosen.sum()), kind[0] if mode in "vc" else None)
+            for mode, (_, chosen), kind in zip(modes, held, kinds, strict=True)
             if mode != "s"
         ]
         stored = iter(read_values(counts, exponents, mantissas))
-        for mode, (place, chosen), (dtype, step) in zip(modes, parts, kinds, strict=True):
+        for mode, (place, chosen), (dtype, step) in zip(modes, held, kinds, strict=True):
             if mode != "s":
                 start = base[place][1][chosen]
                 moved = _moved(mode, next(stored), values[place][chosen], start, dtype, step)
@@ -106,9 +116,9 @@ def read_stream(names, base):
 
 
 def _moved(mode, stored, before, start, dtype, step):
-    if mode == "v":
+    if mode in "vc":
         return stored
-    if mode == "d":
+    if mode in "de":
         return above(before, stored, {"stored_dtype": dtype})
     if mode == "t":
         stored = stored + np.rint((before.astype("float64") - start.astype("float64")) / step)

@@ -59,6 +59,14 @@ def encode_masks(masks: Sequence[CodedMask]) -> bytes:
     return encoder.finish()
 
 
+def num_bits_of_places(mask: np.ndarray) -> float:
+    """Return about how many bits a boolean array takes with one rate for all of it."""
+    share = np.count_nonzero(mask) / max(mask.size, 1)
+    if share in (0.0, 1.0):
+        return 2.0
+    return -mask.size * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
+
+
 def decode_masks(
     stream: bytes, shapes: Sequence[tuple[int, ...]], keys: Sequence[Key] | None = None
 ) -> list[CodedMask]:

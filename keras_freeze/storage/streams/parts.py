@@ -23,6 +23,7 @@ class Part:
 
     Attributes:
         index, path: which of the model's variables it is.
+        shape: that of the variable, or of a vector of some of its values.
         places: the flat indices of the values; None for all of them.
         dtype: the dtype of the variable.
         starts: the values of the base in these places, as bit patterns.
@@ -32,6 +33,7 @@ class Part:
 
     index: int
     path: str
+    shape: tuple[int, ...]
     places: np.ndarray | None
     dtype: str
     starts: np.ndarray
@@ -103,12 +105,12 @@ def parts_of(
     for index, (record, variable) in enumerate(zip(header.records, base, strict=True)):
         if is_random_state(variable):
             continue
-        places, starts = None, bits_of(variable)
+        shape, places, starts = record.shape, None, bits_of(variable)
         if record.entry is not None:
             places = np.flatnonzero(trained[record.entry.position])
             places = places.astype(np.int32 if record.size < 2**31 else np.int64)
-            starts = starts[places]
-        parts.append(Part(index, record.path, places, record.dtype, starts, record.dtype))
+            shape, starts = (places.size,), starts[places]
+        parts.append(Part(index, record.path, shape, places, record.dtype, starts, record.dtype))
     if dtypes is None or steps is None:
         return parts
     described = zip(parts, dtypes, steps, strict=True)

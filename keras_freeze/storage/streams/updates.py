@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from keras_freeze._utils.validation import check_json_int
 from keras_freeze.grids import DTYPES, LARGEST
 from keras_freeze.storage.coding.differences import differences, values_at
 from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.coding.masks import decode_masks, encode_masks, num_bits_of_places
 from keras_freeze.storage.coding.values import (
     INTEGERS,
     decode_values,
@@ -27,8 +28,15 @@ from keras_freeze.storage.streams.parts import Part, State
 _VERSION = 2  # of the format
 
 # How a part is coded, one letter each: not at all; as values; as differences to those before in
-# units in the last place; as points of its grid; as differences of these to the points before.
-SAME, VALUES, DIFFERENCES, POINTS, STEPS = "svdpt"
+# units in the last place; only the values that have changed, either way; as points of its grid; as
+# differences of these to the points before.
+SAME, VALUES, DIFFERENCES, CHANGED_VALUES, CHANGED_DIFFERENCES, POINTS, STEPS = "svdcept"
+
+_OF_CHANGED = (CHANGED_VALUES, CHANGED_DIFFERENCES)
+_OF_PATTERNS = (VALUES, CHANGED_VALUES)
+
+# Of more changed values, saying which they are is hardly worth it.
+_LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Update:
                 raise FreezeFileError("it is not that of an update")
             stream, number, before, state, modes = check_type("update", described["update"], list)
             check_type("modes", modes, str)
-            if not set(modes) <= {SAME, VALUES, DIFFERENCES, POINTS, STEPS}:
+            if not set(modes) <= {SAME, VALUES, DIFFERENCES, *_OF_CHANGED, POINTS, STEPS}:
                 raise FreezeFileError(f"modes are {modes!r:.100}")
             return cls(
                 check_hex("stream", stream, 16),
@@ -93,11 +101,12 @@ def encode_update(
             dtypes of the stream.
     """
     coded = [_cheapest(*one) for one in zip(parts, before.bits, wanted, strict=True)]
-    state = State([bits for _, _, bits in coded])
-    modes = "".join(mode for mode, _, _ in coded)
-    header = Update(stream, number, before.digest, state.digest, modes)
-    exponents, mantissas = encode_values([values for _, values, _ in coded if values is not None])
-    return container_bytes(header.to_json(), b"", exponents, mantissas, _VERSION), state
+    state = State([one.after for one in coded])
+    header = Update(stream, number, before.digest, state.digest, "".join(one.mode for one in coded))
+    places = [one.places for one in coded if one.places is not None]
+    mask = encode_masks(places) if places else b""
+    exponents, mantissas = encode_values([one.values for one in coded if one.values is not None])
+    return container_bytes(header.to_json(), mask, exponents, mantissas, _VERSION), state
 
 
 def decode_update(
@@ -110,19 +119,25 @@ def decode_update(
     """
     if update.before != before.digest:
         raise FreezeFileError("It does not continue the file before it in the stream.")
-    if len(update.modes) != len(parts) or container.mask:
+    if len(update.modes) != len(parts):
         raise FreezeFileError("It does not belong to the mask of its stream.")
     with refusing():
+        places = _decoded_places(update, container, parts)
         kinds = [
-            (len(bits), WIDTHS[part.stored_dtype] if mode == VALUES else INTEGERS)
-            for mode, part, bits in zip(update.modes, parts, before.bits, strict=True)
+            (
+                part.starts.size if chosen is None else int(np.count_nonzero(chosen)),
+                WIDTHS[part.stored_dtype] if mode in _OF_PATTERNS else INTEGERS,
+            )
+            for mode, part, chosen in zip(update.modes, parts, places, strict=True)
             if mode != SAME
         ]
         decoded = decode_values(container.exponents, container.mantissas, kinds)
         state = State(
             [
-                bits if mode == SAME else _decoded(mode, next(decoded), part, bits)
-                for mode, part, bits in zip(update.modes, parts, before.bits, strict=True)
+                bits if mode == SAME else _decoded(mode, next(decoded), part, bits, chosen)
+                for mode, part, bits, chosen in zip(
+                    update.modes, parts, before.bits, places, strict=True
+                )
             ]
         )
         for _ in decoded:  # checks that nothing is left over
@@ -132,37 +147,76 @@ def decode_update(
     return state
 
 
-def _cheapest(
-    part: Part, before: np.ndarray, wanted: np.ndarray
-) -> tuple[str, np.ndarray | None, np.ndarray]:
-    """Return how to code a part, the values to code, and what a follower makes of them."""
+def _decoded_places(
+    update: Update, container: Container, parts: Sequence[Part]
+) -> list[np.ndarray | None]:
+    """Return which values of each part an update holds; None where it holds all or none."""
+    modes = zip(update.modes, parts, strict=True)
+    shapes = [part.shape for mode, part in modes if mode in _OF_CHANGED]
+    if not shapes and container.mask:
+        raise FreezeFileError("It has places of values that have not changed.")
+    masks = (np.asarray(mask).reshape(-1) for mask in decode_masks(container.mask, shapes))
+    return [next(masks) if mode in _OF_CHANGED else None for mode in update.modes]
+
+
+class _Coded(NamedTuple):
+    """A part in an update: how it is coded, what of it, and what a follower makes of it."""
+
+    mode: str
+    after: np.ndarray
+    values: np.ndarray | None = None
+    places: np.ndarray | None = None
+
+
+def _cheapest(part: Part, before: np.ndarray, wanted: np.ndarray) -> _Coded:
     if np.array_equal(wanted, before):
-        return SAME, None, before
+        return _Coded(SAME, before)
     points = part.exact_integers(wanted)
     if points is not None:
         earlier = part.integers(before)
         if earlier is not None and _is_shorter(points - earlier, points):
-            return STEPS, points - earlier, wanted
-        return POINTS, points, wanted
-    stored = part.stored(wanted)
+            return _Coded(STEPS, wanted, points - earlier)
+        return _Coded(POINTS, wanted, points)
+    stored, old = part.stored(wanted), part.stored(before)
     if part.stored_dtype == "float16" and part.dtype != "float16":
         check_not_too_large(wanted, stored, part.path)
     after = part.loaded(stored)
     if np.array_equal(after, before):
-        return SAME, None, before
-    moved = None
-    if part.stored_dtype in DTYPES:
-        moved = differences(stored, part.stored(before))
-    if moved is not None and num_bits(moved) < num_bits_of_patterns(stored):
-        return DIFFERENCES, moved, after
-    return VALUES, stored, after
+        return _Coded(SAME, before)
+    mode, values, cost = _as_patterns(part, stored, old)
+    places = stored != old
+    if np.count_nonzero(places) < _LARGEST_SHARE * places.size:
+        few_mode, few_values, few_cost = _as_patterns(part, stored[places], old[places])
+        if few_cost + num_bits_of_places(places) < cost:
+            few_mode = CHANGED_VALUES if few_mode == VALUES else CHANGED_DIFFERENCES
+            after = np.where(places, after, before)
+            return _Coded(few_mode, after, few_values, places.reshape(part.shape))
+    return _Coded(mode, after, values)
+
+
+def _as_patterns(
+    part: Part, stored: np.ndarray, before: np.ndarray
+) -> tuple[str, np.ndarray, float]:
+    """Return the shorter of values and their differences to those before, and its bits."""
+    plain = num_bits_of_patterns(stored)
+    moved = differences(stored, before) if part.stored_dtype in DTYPES else None
+    if moved is not None and num_bits(moved) < plain:
+        return DIFFERENCES, moved, num_bits(moved)
+    return VALUES, stored, plain
 
 
 def _is_shorter(steps: np.ndarray, points: np.ndarray) -> bool:
     return np.abs(steps).max(initial=0) <= LARGEST and num_bits(steps) < num_bits(points)
 
 
-def _decoded(mode: str, values: np.ndarray, part: Part, before: np.ndarray) -> np.ndarray:
+def _decoded(
+    mode: str, values: np.ndarray, part: Part, before: np.ndarray, places: np.ndarray | None
+) -> np.ndarray:
+    if places is not None:
+        after = before.copy()
+        whole = VALUES if mode == CHANGED_VALUES else DIFFERENCES
+        after[places] = _decoded(whole, values, part, before[places], None)
+        return after
     if mode == VALUES:
         return part.loaded(values)
     if mode == DIFFERENCES:
