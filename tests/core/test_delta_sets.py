@@ -1,6 +1,7 @@
 """Deltas that any process can remove, and several of them in memory at once."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,14 +19,10 @@ from keras_freeze.storage.patches import Patch
 pytestmark = pytest.mark.cases(None, tensorflow=2, jax=2)
 
 
-@pytest.fixture(name="base")
-def base_model():
-    return pretrained()
-
-
-@pytest.fixture(name="files")
-def delta_files(base, tmp_path):
-    """The networks, by name, and a file on the base of each."""
+@pytest.fixture(name="original", scope="module")
+def trained_networks(tmp_path_factory):
+    """A base, networks that were trained from it, by name, and a folder with a file of each."""
+    base, folder = pretrained(), tmp_path_factory.mktemp("deltas")
     networks = {
         "few": adapted(base, 1, 0.99),
         "many": adapted(base, 2, 0.5),
@@ -35,7 +32,21 @@ def delta_files(base, tmp_path):
     for variable in networks["all"].trainable_variables:
         variable.assign(variable * 1.25)
     for name, network in networks.items():
-        kf.save(network, tmp_path / f"{name}.freeze", base=base)
+        kf.save(network, folder / f"{name}.freeze", base=base)
+    return base, networks, folder
+
+
+@pytest.fixture(name="base")
+def base_model(original):
+    return copy_of(original[0])
+
+
+@pytest.fixture(name="files")
+def delta_files(original, tmp_path):
+    """The networks, by name; a file of each is in `tmp_path`."""
+    _, networks, folder = original
+    for path in folder.iterdir():
+        shutil.copy(path, tmp_path)
     return networks
 
 
