@@ -143,6 +143,8 @@ def save(
 
 def _beside_base(header: Header, base: keras.Model) -> Header:
     """Return the header without the architecture if that is the base's."""
+    if header.vocabularies:  # which the layers of another base may not have
+        return header
     try:
         check_variables(header, variables_of(base))
         return dataclasses.replace(header, model=shared_with_base(header.model, config_of(base)))

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -168,7 +168,9 @@ class DeltaPublisher:
         header = dataclasses.replace(header, model={**header.model, COMPILED: None})
         if not self._parts:
             check_loads_again(self._model, header)
-        config = shared_with_base(header.model, self._base_config)
+        config: Mapping[str, Any] = header.model
+        if not header.vocabularies:
+            config = shared_with_base(config, self._base_config)
         parts = self._parts_of(header, mask, variables)
         state = State(_loaded(parts, saved))
         stream = StreamRecord(
