@@ -15,6 +15,10 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 """The dtypes of values that may be on a grid."""
 
 
+STORED_DTYPES = ("float32", "float16", "bfloat16")
+"""The dtypes in which values of float32 parameters may be stored, off a grid."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """A uniform grid of differences to the start, for `save(..., values=Grid(step))`.

@@ -6,8 +6,8 @@ from typing import Any
 
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._version import __version__
+from keras_freeze.grids import STORED_DTYPES
 
-_VALUES = ("float32", "float16", "bfloat16")
 _SUFFIXES = (".keras", ".freeze")
 
 
@@ -43,7 +43,7 @@ def _add_diff(commands: Any) -> None:
     _add_output(command, "DELTA", "the delta to write, a .freeze file", str)
     command.add_argument(
         "--values",
-        choices=_VALUES,
+        choices=STORED_DTYPES,
         default="float32",
         help="the dtype that float32 values are rounded to; float32, which is exact, by default",
     )

@@ -56,7 +56,10 @@ def _try_differences(saved: SavedVariable, base: np.ndarray) -> float:
         return plain
     starts = rounded_to(base[saved.is_stored], saved.dtype, saved.stored_dtype)
     integers = differences(values, starts)
-    if integers is None or num_bits(integers) + _DIFFERENCES_IN_HEADER >= plain:
+    if integers is None:
+        return plain
+    shorter = num_bits(integers) + _DIFFERENCES_IN_HEADER
+    if shorter >= plain:
         return plain
     saved.differences = integers
-    return num_bits(integers) + _DIFFERENCES_IN_HEADER
+    return shorter

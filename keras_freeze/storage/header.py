@@ -27,7 +27,7 @@ from keras_freeze.storage.fields import (
     versions_of,
 )
 from keras_freeze.storage.records import VariableRecord
-from keras_freeze.storage.stream_record import UPDATE, StreamRecord
+from keras_freeze.storage.stream_record import UPDATE_CONTENT, StreamRecord
 
 _BYTES_TO_DRAW = 32  # for each entry of a mask that is drawn or ranked
 _BYTES_OF_ORTHOGONAL = 80  # for each entry of a weight that is drawn so
@@ -190,7 +190,7 @@ class Header:
             raise FreezeFileError(
                 "The file holds a mask only, and no model: use `FreezeMask.load` to read it."
             )
-        if described.get("content") == UPDATE:
+        if described.get("content") == UPDATE_CONTENT:
             raise FreezeFileError(
                 "The file holds an update of a stream, and no model: use `keras_freeze.follow` on "
                 "its folder."

@@ -61,6 +61,16 @@ class Patch:
         backend.scatter(variable, keras.ops.convert_to_tensor(self.places), values)
 
 
+def all_or(places: np.ndarray | None) -> Any:
+    """Return the index of the values at `places` in a vector of all of them; None: of all."""
+    return slice(None) if places is None else places
+
+
+def flat_places(chosen: np.ndarray) -> np.ndarray:
+    """Return the flat indices of what is True, in the dtype in which backends take them."""
+    return np.flatnonzero(chosen).astype(np.int32 if chosen.size < 2**31 else np.int64)
+
+
 def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[Patch]:
     """Return the patches that give variables these values, except their random states.
 
@@ -75,12 +85,11 @@ def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[P
             continue
         values_for(variable, after, dtype_of(variable))  # raises before anything is assigned
         before = bits_of(variable)
-        places = np.flatnonzero(before != after)
+        places = flat_places(before != after)
         # Backends replace single values of floating-point variables only.
         if places.size > before.size // 2 or (places.size and dtype_of(variable) not in DTYPES):
             patches.append(Patch(index, None, before, after))
         elif places.size:
-            places = places.astype(np.int32 if before.size < 2**31 else np.int64)
             patches.append(Patch(index, places, before[places], after[places]))
     return patches
 

@@ -12,7 +12,7 @@ import numpy as np
 from keras_freeze import initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, value_error
-from keras_freeze.grids import Bits, Grid
+from keras_freeze.grids import STORED_DTYPES, Bits, Grid
 from keras_freeze.initializers.of_layers import initializers_of, versions
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
@@ -54,8 +54,6 @@ from keras_freeze.storage.sources import (
     warn_if_not_portable,
 )
 from keras_freeze.storage.vocabularies import set_vocabularies, vocabularies_of
-
-_VALUES = ("float32", "float16", "bfloat16")
 
 
 def save(
@@ -138,7 +136,9 @@ def save(
     if base_model is not None:
         header = _beside_base(header, base_model)
     write_model(path, header, variables, [bits_of(v) for v in optimizer_values])
-    settle(variables)
+    for saved in variables:  # FreezeNet-WD: the model gets the frozen weights of the file
+        if saved.is_settled:
+            set_bits(saved.variable, saved.bits, dtype_of(saved.variable))
 
 
 def _beside_base(header: Header, base: keras.Model) -> Header:
@@ -189,13 +189,6 @@ def described(
         vocabularies=vocabularies_of(model, all_of_them=base_variables is not None),
     )
     return header, variables
-
-
-def settle(variables: Sequence[SavedVariable]) -> None:
-    """Give the model the frozen weights that the file has (FreezeNet-WD)."""
-    for saved in variables:
-        if saved.is_settled:
-            set_bits(saved.variable, saved.bits, dtype_of(saved.variable))
 
 
 def write_model(
@@ -338,6 +331,6 @@ def _check_arguments(model: Any, path: Any, base: Any, values: Any) -> None:
             f"file. Received: path={os.fspath(path)!r}, base={os.fspath(base)!r}"
         )
     is_grid = isinstance(values, (Grid, Bits))
-    if not is_grid and (not isinstance(values, str) or values not in _VALUES):
-        accepted = f"one of {', '.join(map(repr, _VALUES))}, or a `keras_freeze.storage.Grid`"
+    if not is_grid and (not isinstance(values, str) or values not in STORED_DTYPES):
+        accepted = f"one of {', '.join(map(repr, STORED_DTYPES))}, or a `keras_freeze.storage.Grid`"
         raise value_error("values", values, f"{accepted} or `keras_freeze.storage.Bits`")

@@ -8,7 +8,7 @@ from keras_freeze._utils.validation import check_json_int
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.fields import check_dtype, check_finite, check_type
 
-UPDATE = "update"
+UPDATE_CONTENT = "update"
 """The `content` of a file that holds an update of a stream."""
 
 LAST_NUMBER = 10**12 - 1

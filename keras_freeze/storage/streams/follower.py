@@ -22,8 +22,7 @@ from keras_freeze.storage.deltas import delta_values
 from keras_freeze.storage.errors import FreezeFileError, naming, refusing
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import Snapshot, check_built, variables_of
-from keras_freeze.storage.patches import Patch, apply_all, patches_to
-from keras_freeze.storage.restoring import Values
+from keras_freeze.storage.patches import Patch, all_or, apply_all, patches_to
 from keras_freeze.storage.stream_record import StreamRecord
 from keras_freeze.storage.streams.folder import FULL, UPDATE, Folder, file_name, open_folder
 from keras_freeze.storage.streams.parts import Part, State, parts_of, read_parts
@@ -148,7 +147,7 @@ class Follower:
             values = delta_values(self._model, header, container, base)
             with refusing():
                 parts = parts_of(header, values.mask, base, stream.dtypes, stream.steps)
-                state = State([_of_part(part, values) for part in parts])
+                state = State([part.of(values.bits[part.index]) for part in parts])
             if state.digest != stream.state:
                 raise FreezeFileError("Its values do not give the state that it names.")
             return _Move(stream, parts, state, base, values.bits)
@@ -184,9 +183,9 @@ class Follower:
         """Return the base, which the model was before the first file."""
         snapshots = [Snapshot.of(variable) for variable in variables_of(self._model)]
         for patch in self._replaced:
-            snapshots[patch.index].bits[_slice(patch.places)] = patch.before
+            snapshots[patch.index].bits[all_or(patch.places)] = patch.before
         for part in self._parts:
-            snapshots[part.index].bits[_slice(part.places)] = part.starts
+            snapshots[part.index].bits[all_or(part.places)] = part.starts
         return snapshots
 
     def _apply(self, move: _Move) -> None:
@@ -196,7 +195,7 @@ class Follower:
             self._check_unchanged(variables, self._state)
         if move.values is not None:
             for part, bits in zip(move.parts, move.state.bits, strict=True):
-                move.values[part.index][_slice(part.places)] = bits
+                move.values[part.index][all_or(part.places)] = bits
             patches = patches_to(variables, move.values)
             replaced = patches_to(move.base, move.values)
         else:
@@ -329,11 +328,3 @@ def follow(
         follower.start(every)
     _followers[model][str(opened)] = follower
     return follower
-
-
-def _slice(places: np.ndarray | None) -> Any:
-    return slice(None) if places is None else places
-
-
-def _of_part(part: Part, values: Values) -> np.ndarray:
-    return values.bits[part.index][_slice(part.places)].copy()

@@ -14,7 +14,7 @@ from keras_freeze.grids import DTYPES, Grid
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import bits_of, is_random_state
-from keras_freeze.storage.patches import Patch, bits_at
+from keras_freeze.storage.patches import Patch, all_or, bits_at, flat_places
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Part:
     starts: np.ndarray
     stored_dtype: str
     grid: Grid | None = None
+
+    def of(self, bits: np.ndarray) -> np.ndarray:
+        """Return the values of the part, given those of the whole variable: a copy."""
+        return bits[all_or(self.places)].copy()
 
     def read(self, variables: Sequence[Any]) -> np.ndarray:
         """Return the values of the part as bit patterns."""
@@ -107,8 +111,7 @@ def parts_of(
             continue
         shape, places, starts = record.shape, None, bits_of(variable)
         if record.entry is not None:
-            places = np.flatnonzero(trained[record.entry.position])
-            places = places.astype(np.int32 if record.size < 2**31 else np.int64)
+            places = flat_places(trained[record.entry.position])
             shape, starts = (places.size,), starts[places]
         parts.append(Part(index, record.path, shape, places, record.dtype, starts, record.dtype))
     if dtypes is None or steps is None:

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_freeze._utils.bits import checksum
 from keras_freeze._utils.validation import check_int, value_error
-from keras_freeze.grids import Grid
+from keras_freeze.grids import STORED_DTYPES, Grid
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.model_state import ModelOptimizers, get_mask
 from keras_freeze.parameters import path_of
@@ -35,14 +34,11 @@ from keras_freeze.storage.keras_model import (
 )
 from keras_freeze.storage.loading import open_base
 from keras_freeze.storage.patches import bits_at
-from keras_freeze.storage.saved_variable import SavedVariable
 from keras_freeze.storage.saving import check_loads_again, described, encode
 from keras_freeze.storage.stream_record import StreamRecord
 from keras_freeze.storage.streams.folder import FULL, UPDATE, file_name, open_folder
 from keras_freeze.storage.streams.parts import Part, State, parts_of, read_parts
 from keras_freeze.storage.streams.updates import encode_update
-
-_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class DeltaPublisher:
@@ -102,8 +98,10 @@ class DeltaPublisher:
     ) -> None:
         check_built(model, "model")
         _check_no_decay(model)
-        if not isinstance(values, Grid) and values not in _DTYPES:
-            accepted = f"one of {', '.join(map(repr, _DTYPES))}, or a `keras_freeze.storage.Grid`"
+        if not isinstance(values, Grid) and values not in STORED_DTYPES:
+            accepted = (
+                f"one of {', '.join(map(repr, STORED_DTYPES))}, or a `keras_freeze.storage.Grid`"
+            )
             raise value_error("values", values, accepted)
         self._full_every = check_int("full_every", full_every, minimum=1)
         self._folder = open_folder(folder)
@@ -172,7 +170,7 @@ class DeltaPublisher:
         if not header.vocabularies:
             config = shared_with_base(config, self._base_config)
         parts = self._parts_of(header, mask, variables)
-        state = State(_loaded(parts, saved))
+        state = State([part.of(saved[part.index].loaded_bits()) for part in parts])
         stream = StreamRecord(
             self._stream,
             number,
@@ -278,12 +276,3 @@ def _check_architecture(variables: Sequence[Any], base: Sequence[Snapshot]) -> N
 def _label(variable: Any) -> str:
     name = path_of(variable).rpartition("/")[2]
     return f"{name!r} of shape {tuple(variable.shape)} and {dtype_of(variable)}"
-
-
-def _loaded(parts: Sequence[Part], saved: Sequence[SavedVariable]) -> list[np.ndarray]:
-    """Return the values of the parts once a file of these variables is loaded."""
-    found = []
-    for part in parts:
-        bits = saved[part.index].loaded_bits()
-        found.append(bits if part.places is None else bits[part.places])
-    return found

@@ -22,7 +22,7 @@ from keras_freeze.storage.container import Container, container_bytes
 from keras_freeze.storage.errors import FreezeFileError, invalid_header, refusing
 from keras_freeze.storage.fields import check_type
 from keras_freeze.storage.saved_variable import check_not_too_large
-from keras_freeze.storage.stream_record import LAST_NUMBER, UPDATE, check_hex
+from keras_freeze.storage.stream_record import LAST_NUMBER, UPDATE_CONTENT, check_hex
 from keras_freeze.storage.streams.parts import Part, State
 
 _VERSION = 2  # of the format
@@ -59,7 +59,7 @@ class Update:
     def to_json(self) -> dict[str, Any]:
         """Return the header as a JSON object."""
         fields = [self.stream, self.number, self.before, self.state, self.modes]
-        return {"content": UPDATE, "update": fields}
+        return {"content": UPDATE_CONTENT, "update": fields}
 
     @classmethod
     def from_json(cls, described: Mapping[str, Any]) -> "Update":
@@ -69,7 +69,7 @@ class Update:
             FreezeFileError: If a field is missing or not valid.
         """
         with invalid_header():
-            if described.get("content") != UPDATE:
+            if described.get("content") != UPDATE_CONTENT:
                 raise FreezeFileError("it is not that of an update")
             stream, number, before, state, modes = check_type("update", described["update"], list)
             check_type("modes", modes, str)
@@ -200,8 +200,10 @@ def _as_patterns(
     """Return the shorter of values and their differences to those before, and its bits."""
     plain = num_bits_of_patterns(stored)
     moved = differences(stored, before) if part.stored_dtype in DTYPES else None
-    if moved is not None and num_bits(moved) < plain:
-        return DIFFERENCES, moved, num_bits(moved)
+    if moved is not None:
+        cost = num_bits(moved)
+        if cost < plain:
+            return DIFFERENCES, moved, cost
     return VALUES, stored, plain
 
 
