@@ -5,7 +5,7 @@ base, and train with a FreezeOptimizer, which `quantize` needs: its rate is 0 or
 are chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,17 +87,19 @@ METHODS = (
 BY_NAME = {method.name: method for method in METHODS}
 
 
-def choose_methods(names: list[str] | None) -> list[Method]:
+def choose_methods(
+    names: list[str] | None, methods: Mapping[str, Method] = BY_NAME
+) -> list[Method]:
     """Return methods by their names; None: all of them.
 
     Raises:
         ValueError: for an unknown name.
     """
-    names = list(BY_NAME) if names is None else names
-    unknown = [name for name in names if name not in BY_NAME]
+    names = list(methods) if names is None else names
+    unknown = [name for name in names if name not in methods]
     if unknown:
-        raise ValueError(f"methods must be among {', '.join(BY_NAME)}. Received: {unknown[0]}")
-    return [BY_NAME[name] for name in names]
+        raise ValueError(f"methods must be among {', '.join(methods)}. Received: {unknown[0]}")
+    return [methods[name] for name in names]
 
 
 @dataclass(frozen=True)

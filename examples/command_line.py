@@ -1,12 +1,14 @@
-"""What these scripts share: a quiet start, flags, and one line on standard error for an error."""
+"""What these scripts share: a quiet start, flags, tables, and errors in one line each."""
 
 import contextlib
 import inspect
+import json
 import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
@@ -35,6 +37,7 @@ with _no_standard_error():
 import keras  # noqa: E402
 
 import keras_freeze as kf  # noqa: E402
+from keras_freeze._utils.files import replacing  # noqa: E402
 
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
 _CHOICES = {
@@ -100,6 +103,36 @@ def require_backend(*names: str) -> None:
             f"KERAS_BACKEND must be {' or '.join(names)} for this script. "
             f"Received: {keras.backend.backend()}"
         )
+
+
+def check_settings(path: Path, holders: Sequence[Any]) -> None:
+    """Refuse a folder with networks of other settings; otherwise write down those of this run.
+
+    Args:
+        path: the file in the folder that holds the settings.
+        holders: the flags that all networks in the folder have in common.
+
+    Raises:
+        ValueError: if the file holds others.
+    """
+    settings = {holder.name: holder.value for holder in holders}
+    found = json.loads(path.read_text()) if path.exists() else settings
+    if found != settings:
+        raise ValueError(
+            f"output_dir must be new, or hold networks of the same settings, which are {found} "
+            f"there. Received: {settings}"
+        )
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells as a table in Markdown with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
+        for line in lines
+    )
 
 
 def run(main: Callable[[], None]) -> NoReturn:

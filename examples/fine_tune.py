@@ -323,11 +323,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['freeze_bytes']:,}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
-        for line in lines
-    )
+    return command_line.table(lines)
 
 
 def _progress(line: str) -> None:

@@ -219,11 +219,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 "" if lowest is None else f"{100 * lowest:.1f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
-        for line in lines
-    )
+    return command_line.table(lines)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def main() -> None:
         raise ValueError(f"datasets must be among {', '.join(_NAMES)}. Received: {datasets}")
     folder = Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)  # fails now rather than after training
-    _check_settings(folder / "settings.json")
+    command_line.check_settings(folder / "settings.json", _FIXED)
     results = Results(folder / "transfer.jsonl")
     rows = []
     for dataset in datasets:
@@ -148,19 +148,6 @@ def main() -> None:
         print(f"EfficientNet-Lite0 on {_NAMES[dataset]}:\n\n{as_text(table, dataset)}\n")
     print(f"Written to {folder}: the bases, the .freeze files, transfer.jsonl, result.json,")
     print("transfer.png")
-
-
-def _check_settings(path: Path) -> None:
-    """Refuse a folder with networks of other settings; otherwise write down those of this run."""
-    settings = {holder.name: holder.value for holder in _FIXED}
-    found = json.loads(path.read_text()) if path.exists() else settings
-    if found != settings:
-        raise ValueError(
-            f"output_dir must be new, or hold networks of the same settings, which are {found} "
-            f"there. Received: {settings}"
-        )
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _load_task(dataset: str, seed: int) -> Task:
@@ -342,11 +329,7 @@ def as_text(table: Sequence[dict[str, Any]], dataset: str) -> str:
     lines = [["method", "values", "learning rate", "trained values", "bytes", "test accuracy"]]
     lines.append(["---", "---", *["---:"] * 4])
     lines += [_cells(row) for row in table if row["dataset"] == dataset]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
-        for line in lines
-    )
+    return command_line.table(lines)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -153,13 +153,13 @@ class Base:
 
 
 def main() -> None:
-    methods = _choose_methods()
+    methods = adaptation.choose_methods(_METHODS.value, BY_NAME)
     logging.getLogger("tensorflow").setLevel("ERROR")  # it warns of many models in a process
     vocabulary = _vocabulary()
     data = _load_data(minilm.Tokenizer(vocabulary))
     folder = Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)  # fails now rather than after training
-    _check_settings(folder / "settings.json")
+    command_line.check_settings(folder / "settings.json", _FIXED)
     study = Study(folder, Base(folder / "base.keras", len(vocabulary)), data)
     rows = [row for method in methods for row in study.rows(method)]
     with replacing(folder / "result.json") as path:
@@ -172,27 +172,6 @@ def main() -> None:
         f"\nWritten to {folder}: base.keras, the .freeze files, transfer_text.jsonl, result.json,"
     )
     print("transfer_text.png")
-
-
-def _choose_methods() -> list[Method]:
-    names = list(BY_NAME) if _METHODS.value is None else _METHODS.value
-    unknown = [name for name in names if name not in BY_NAME]
-    if unknown:
-        raise ValueError(f"methods must be among {', '.join(BY_NAME)}. Received: {unknown[0]}")
-    return [BY_NAME[name] for name in names]
-
-
-def _check_settings(path: Path) -> None:
-    """Refuse a folder with networks of other settings; otherwise write down those of this run."""
-    settings = {holder.name: holder.value for holder in _FIXED}
-    found = json.loads(path.read_text()) if path.exists() else settings
-    if found != settings:
-        raise ValueError(
-            f"output_dir must be new, or hold networks of the same settings, which are {found} "
-            f"there. Received: {settings}"
-        )
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _vocabulary() -> dict[str, int]:
@@ -399,11 +378,7 @@ def as_text(rows: Sequence[dict[str, Any]]) -> str:
                 f"{100 * row['test_accuracy']:.1f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
-        for line in lines
-    )
+    return command_line.table(lines)
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Any:
