@@ -56,7 +56,7 @@ _LEARNING_RATES = (0.001, 0.005, 0.02)
 _LORA_RANKS = (1, 4)
 _SALIENCY_IMAGES = 1000
 _FLOAT32_BYTES = 4
-_TOLERANCE = 0.03  # by how much the loss may rise when values are rounded, relative to what it is
+_TOLERANCE = 0.03  # by how much the loss may change when values are rounded, relative to what it is
 
 Data = tuple[np.ndarray, np.ndarray]
 Prepare = Callable[[keras.Model, keras.optimizers.Optimizer], keras.optimizers.Optimizer]

@@ -50,7 +50,7 @@ _NUM_VALIDATION = flags.DEFINE_integer(
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 96, "What images are resized to.", lower_bound=32)
 _WEIGHTS = flags.DEFINE_enum("weights", "imagenet", ["imagenet", "random"], "Of the base.")
 _TOLERANCE = flags.DEFINE_float(
-    "tolerance", 0.01, "By how much the loss may rise in small files, relative to what it is."
+    "tolerance", 0.01, "By how much the loss may change in small files, relative to what it is."
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of the choice of images and the data order.", 0)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")

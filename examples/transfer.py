@@ -72,7 +72,7 @@ _NORMALIZATION = flags.DEFINE_enum(
     "statistics of the batch.",
 )
 _TOLERANCE = flags.DEFINE_float(
-    "tolerance", 0.01, "By how much the loss may rise in small files, relative to what it is."
+    "tolerance", 0.01, "By how much the loss may change in small files, relative to what it is."
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/transfer", "The folder to write to.")

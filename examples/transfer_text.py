@@ -73,7 +73,7 @@ _WEIGHTS = flags.DEFINE_enum(
     "weights", "pretrained", ["pretrained", "random"], "Of the base. Random ones read characters."
 )
 _TOLERANCE = flags.DEFINE_float(
-    "tolerance", 0.1, "By how much the loss may rise in small files, relative to what it is."
+    "tolerance", 0.1, "By how much the loss may change in small files, relative to what it is."
 )
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/transfer_text", "The folder to write to.")
 

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,13 @@ _MOST_BATCHES = 64
 # Curvatures count as at least this part of their mean.
 _LEAST_CURVATURE = 1e-4
 
+# Numbers of scales: how many it takes to halve a step, and the one that is tried first.
+_OCTAVE = 4
+_FIRST_SCALE = 9 * _OCTAVE
+
 _Starts = dict[SavedVariable, tuple[Source, np.ndarray]]
 _Points = dict[SavedVariable, OnGrid]
+_Attempt = tuple[_Points, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,9 @@ def quantize(
 
     Given data, the steps are as long as the loss allows. Those of different variables are to each
     other as the inverse roots of their curvatures, which the squared gradients of up to 64 batches
-    stand for; their common factor is the largest with which the loss rises by at most `tolerance`.
-    Training that goes on leaves the grid: call `quantize` again after it.
+    stand for; their common factor is the largest with which the loss changes by at most
+    `tolerance`, up or down: of a network that is too sure of itself, it falls on new data while
+    training is rounded away. Training that goes on leaves the grid: call `quantize` again after it.
 
     Args:
         model: a built model that is frozen, or was trained from `base` by any means; compiled, if
@@ -125,7 +131,7 @@ def quantize(
             that the model was not trained on. None: all variables have the same `step`.
         base: the model, or the path of its file, that the model was trained from, if it is to be
             saved with this base.
-        tolerance: by how much the loss may rise, relative to what it is.
+        tolerance: by how much the loss may change, relative to what it is.
         step: the distance between two points of the grid for all variables, instead of data.
 
     Returns:
@@ -220,8 +226,7 @@ def _search(
         The points, and loss and metrics before and after.
     """
     before = _evaluate(model, x, y)
-    limit = before["loss"] + tolerance * abs(before["loss"])
-    if not math.isfinite(limit):
+    if not math.isfinite(before["loss"]):
         raise ValueError(
             f"The loss on `x` and `y` is {before['loss']}: look for NaN or infinite values in the "
             "data, the targets and the weights."
@@ -229,33 +234,61 @@ def _search(
     relative = _relative_steps(model, x, y, starts)
     largest = max(largest_difference(*item) / relative[item[0]] for item in starts.items()) or 1.0
 
+    def attempt(number: int) -> _Attempt:
+        scale = largest * SCALES[number]
+        # Few digits take fewer bytes in a file.
+        grids = {saved: Grid(float(f"{scale * relative[saved]:.2g}")) for saved in starts}
+        points = _points(starts, grids)
+        values.assign(points)
+        return points, _evaluate(model, x, y)
+
+    def is_good(attempt: _Attempt) -> bool:
+        return abs(attempt[1]["loss"] - before["loss"]) <= tolerance * abs(before["loss"])
+
     with _Values(starts).put_back_at_an_error() as values:
-
-        def attempt(number: int) -> tuple[_Points, Mapping[str, float]]:
-            scale = largest * SCALES[number]
-            # Few digits take fewer bytes in a file.
-            grids = {saved: Grid(float(f"{scale * relative[saved]:.2g}")) for saved in starts}
-            points = _points(starts, grids)
-            values.assign(points)
-            return points, _evaluate(model, x, y)
-
-        too_coarse, fine = -1, len(SCALES) - 1
-        found = attempt(fine)
-        if not found[1]["loss"] <= limit:
+        found = _coarsest(attempt, is_good)
+        points, after = found
+        if not is_good(found):
             raise ValueError(
                 f"Argument `tolerance` must be larger for this model: with the finest grid, the "
-                f"loss rises from {before['loss']!r} to {found[1]['loss']!r}. "
+                f"loss goes from {before['loss']!r} to {after['loss']!r}. "
                 f"Received: tolerance={tolerance!r}"
             )
-        while fine - too_coarse > 1:
-            middle = (fine + too_coarse) // 2
-            points, after = attempt(middle)
-            if after["loss"] <= limit:
-                fine, found = middle, (points, after)
-            else:
-                too_coarse = middle
-        values.assign(found[0])
-    return found[0], before, found[1]
+        values.assign(points)
+    return points, before, after
+
+
+def _coarsest(attempt: Callable[[int], _Attempt], is_good: Callable[[_Attempt], bool]) -> _Attempt:
+    """Return the attempt with the coarsest of all good grids that are next to each other.
+
+    The loss of a very coarse grid may be that of the model by chance: the search begins at a fine
+    one, and goes on by factors of two until grids are no longer good, or, from a bad one, are.
+
+    Args:
+        attempt: tries the grid with one of `SCALES`, by number.
+        is_good: whether an attempt is good enough.
+
+    Returns:
+        The attempt; that with the finest grid if none is good.
+    """
+    good = _FIRST_SCALE
+    found = attempt(good)
+    bad = good - _OCTAVE
+    if is_good(found):
+        while bad >= 0 and is_good(coarser := attempt(bad)):
+            good, bad, found = bad, bad - _OCTAVE, coarser
+        bad = max(bad, -1)
+    else:
+        while not is_good(found) and good + _OCTAVE < len(SCALES):
+            good, bad = good + _OCTAVE, good
+            found = attempt(good)
+    while good - bad > 1:
+        middle = (good + bad) // 2
+        if is_good(coarser := attempt(middle)):
+            good, found = middle, coarser
+        else:
+            bad = middle
+    return found
 
 
 def _relative_steps(

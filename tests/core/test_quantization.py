@@ -19,8 +19,11 @@ from helpers import (
     value_of,
     values_of,
 )
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import keras_freeze as kf
+from keras_freeze import quantization
 from keras_freeze.storage.container import read_container
 
 
@@ -75,14 +78,17 @@ def test_trained_values_are_the_nearest_points_and_all_others_what_they_were(ste
 
 
 @pytest.mark.parametrize("tolerance", [1e-5, 0.01, 0.5])
-def test_the_loss_rises_by_the_tolerance_at_most(tolerance, tmp_path):
-    model, _ = trained()
+@pytest.mark.parametrize("data", ["new", "wrong labels"])
+def test_the_loss_changes_by_the_tolerance_at_most(data, tolerance, tmp_path):
+    model, _ = trained(steps=20)
     x, y = blobs(seed=1)
+    if data == "wrong labels":  # on which the loss is the lower, the less the network has learned
+        y = (y + 1) % 3
     loss = model.evaluate(x, y, verbose=0)
     report = kf.quantize(model, x, y, tolerance=tolerance)
     assert np.isclose(report.before["loss"], loss)
     assert np.isclose(report.after["loss"], model.evaluate(x, y, verbose=0))
-    assert report.after["loss"] <= report.before["loss"] + tolerance * abs(loss)
+    assert abs(report.after["loss"] - report.before["loss"]) <= tolerance * abs(loss)
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
@@ -456,9 +462,34 @@ def test_a_tolerance_that_no_grid_meets_is_named_and_changes_nothing():
     # The loss rises with each evaluation, whatever the weights are.
     model.compile(model.optimizer, crossentropy(), run_eagerly=True)
     model.compute_loss = lambda *_, **__: keras.ops.convert_to_tensor(float(next(numbers)))
-    with pytest.raises(ValueError, match=r"`tolerance` must be larger.*rises from .* to "):
+    with pytest.raises(ValueError, match=r"`tolerance` must be larger.*goes from .* to "):
         kf.quantize(model, *blobs())
     assert all(map(same_bits, before, values_of(model.variables)))
+
+
+@given(goods=st.lists(st.booleans(), min_size=96, max_size=96))
+@example(goods=[False] * 96)
+@example(goods=[True] * 96)
+def test_the_grid_found_is_good_and_the_next_coarser_one_is_not(goods):
+    found = quantization._coarsest(lambda number: number, lambda number: goods[number])
+    if goods[found]:
+        assert found == 0 or not goods[found - 1]
+    else:
+        assert not any(goods[36::4])
+
+
+@pytest.mark.parametrize("first_good", range(93))
+@pytest.mark.parametrize("by_chance", [None, 2])
+def test_the_coarsest_grid_is_found_and_not_one_that_is_good_by_chance(first_good, by_chance):
+    tried = []
+
+    def attempt(number):
+        tried.append(number)
+        return number
+
+    found = quantization._coarsest(attempt, lambda n: n >= first_good or n == by_chance)
+    assert found == first_good or (by_chance is not None and first_good <= 8)
+    assert len(tried) <= 18
 
 
 def test_a_model_whose_evaluation_gives_no_loss_says_so(monkeypatch):
