@@ -40,6 +40,21 @@ class Patch:
         """The patch that undoes this one."""
         return Patch(self.index, self.places, self.after, self.before)
 
+    def then(self, second: "Patch") -> "Patch":
+        """Return the patch that does what this one and then another one of its variable do."""
+        if self.places is None or second.places is None:
+            places, size = None, max(self.before.size, second.before.size)
+            first_at, second_at = all_or(self.places), all_or(second.places)
+        else:
+            places, first_at, second_at = _merged(self.places, second.places)
+            size = places.size
+        before, after = np.empty((2, size), self.before.dtype)
+        before[second_at] = second.before
+        before[first_at] = self.before
+        after[first_at] = self.after
+        after[second_at] = second.after
+        return Patch(self.index, places, before, after)
+
     @property
     def num_bytes(self) -> int:
         """The memory that it takes, in bytes."""
@@ -59,6 +74,18 @@ class Patch:
         values = from_bits(self.after, dtype_of(variable))
         values = keras.ops.convert_to_tensor(values, dtype=dtype_of(variable))
         backend.scatter(variable, keras.ops.convert_to_tensor(self.places), values)
+
+
+def _merged(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the union of two sorted arrays of places, and where those of each are in it."""
+    both = np.concatenate([first, second])
+    order = np.argsort(both, kind="stable")  # a stable sort is quick on two runs
+    both = both[order]
+    is_new = np.ones(both.size, bool)
+    np.not_equal(both[1:], both[:-1], out=is_new[1:])
+    at = np.empty(both.size, np.intp)
+    at[order] = np.cumsum(is_new) - 1
+    return both[is_new], at[: first.size], at[first.size :]
 
 
 def all_or(places: np.ndarray | None) -> Any:
@@ -92,6 +119,15 @@ def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[P
         elif places.size:
             patches.append(Patch(index, places, before[places], after[places]))
     return patches
+
+
+def in_turn(first: Sequence[Patch], second: Sequence[Patch]) -> list[Patch]:
+    """Return the patches that do what two sequences, of one patch a variable each, do in turn."""
+    found = {patch.index: patch for patch in first}
+    for patch in second:
+        earlier = found.get(patch.index)
+        found[patch.index] = patch if earlier is None else earlier.then(patch)
+    return list(found.values())
 
 
 def apply_all(model: keras.Model, variables: Sequence[Any], patches: Sequence[Patch]) -> None:
