@@ -5,6 +5,7 @@ change after pieces of growing size, each of which the coder takes at once. Of i
 spread widely, the lowest bits are written as they are.
 """
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,7 +30,7 @@ def encode_integers(encoder: Encoder, integers: np.ndarray) -> None:
     encoder.bits(shift, _PARAMETER_BITS)
     encoder.bits(decay, _PARAMETER_BITS)
     high = integers >> shift
-    symbols, frequencies = _symbols(high), _first_frequencies(decay)
+    symbols, frequencies = _symbols(high), _first_frequencies(decay).copy()
     for piece in _pieces(symbols.size):
         encoder.frequent(symbols[piece], frequencies)
         frequencies += _UNIT * np.bincount(symbols[piece], minlength=_NUM_SYMBOLS)
@@ -49,7 +50,7 @@ def decode_integers(decoder: Decoder, count: int) -> np.ndarray:
     if not count:
         return np.zeros(0, np.int64)
     shift = decoder.bits(_PARAMETER_BITS)
-    frequencies = _first_frequencies(decoder.bits(_PARAMETER_BITS))
+    frequencies = _first_frequencies(decoder.bits(_PARAMETER_BITS)).copy()
     symbols = np.empty(count, np.int64)
     for piece in _pieces(count):
         symbols[piece] = decoder.frequent(piece.stop - piece.start, frequencies)
@@ -86,6 +87,7 @@ def _symbols(high: np.ndarray) -> np.ndarray:
     return np.where(np.abs(high) <= _LARGEST_SYMBOL, high + _LARGEST_SYMBOL, _ESCAPE)
 
 
+@functools.cache
 def _first_frequencies(decay: int) -> np.ndarray:
     """Return frequencies of symbols before any has occurred.
 
@@ -110,12 +112,12 @@ def _costs(high: np.ndarray) -> list[float]:
     """Return about how many bits integers take with each decay."""
     symbols = _symbols(high)
     counts = np.array([np.bincount(symbols[p], minlength=_NUM_SYMBOLS) for p in _pieces(high.size)])
-    before = np.cumsum(counts, axis=0) - counts
+    before = _UNIT * (np.cumsum(counts, axis=0) - counts)
     escaped = np.abs(high[symbols == _ESCAPE]) - _LARGEST_SYMBOL
     escapes = float((2 * np.floor(np.log2(escaped)) + 2).sum())
-    costs = []
-    for decay in _DECAYS:
-        frequencies = _first_frequencies(decay) + _UNIT * before
-        shares = frequencies / frequencies.sum(axis=1, keepdims=True)
-        costs.append(escapes - float((counts * np.log2(shares)).sum()))
-    return costs
+    first = np.array([_first_frequencies(decay) for decay in _DECAYS])
+    occurring = counts > 0
+    frequencies = first[:, np.nonzero(occurring)[1]] + before[occurring]
+    totals = first.sum(axis=1, keepdims=True) + before.sum(axis=1)
+    costs = np.log2(totals) @ counts.sum(axis=1) - np.log2(frequencies) @ counts[occurring]
+    return (escapes + costs).tolist()
