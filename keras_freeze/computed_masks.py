@@ -8,6 +8,7 @@ import numpy as np
 from keras_freeze import criteria
 from keras_freeze.criteria.scoring import scores_of_gradients, scores_of_loss
 from keras_freeze.gradients.data import Batches
+from keras_freeze.gradients.processes import sum_of_processes
 from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -51,7 +52,9 @@ def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> Freez
     parameters = classify(variables, optimizer.exclude)
     with_gradient = [p for p in parameters if id(p.variable) in recorded.gradients]
     candidates = _candidates(with_gradient, optimizer)
-    gradients = [recorded.gradients[id(p.variable)] for p in candidates]
+    gradients = sum_of_processes(
+        [recorded.gradients[id(p.variable)] for p in candidates], [p.variable for p in candidates]
+    )
     scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
     return _mask_of_scores(candidates, scores, optimizer)
 

@@ -25,6 +25,9 @@ DEPTHWISE_GRADIENTS_ARE_DENSE = False
 # Whether every training step runs operation by operation, so that none was traced earlier.
 STEPS_ARE_EAGER = False
 
+# Whether masks are decided by the gradients of all processes together.
+SUMS_OVER_PROCESSES = False
+
 # Whether a training step is given a model's state, which Keras asks of built models alone.
 STEPS_ARE_STATELESS = False
 
@@ -170,6 +173,26 @@ def sum_over_replicas(gradients: Sequence[Any]) -> Sequence[Any]:
 def num_processes() -> int:
     """Return how many processes train together: one, as `check_strategy` refuses several."""
     return 1
+
+
+def averages_gradients(variables: Sequence[Any]) -> bool:
+    """Return whether an optimizer has to average the gradients of several processes."""
+    return False
+
+
+def gather_bytes(content: bytes) -> list[bytes]:
+    """Return what each process gives: this one alone."""
+    return [content]
+
+
+def sum_over_processes(tensor: Any) -> Any:
+    """Return the sum of the processes' tensors: that of the only one."""
+    return tensor
+
+
+def mean_over_processes(tensors: Sequence[Any]) -> list[Any]:
+    """Return the means of the processes' tensors: those of the only one."""
+    return list(tensors)
 
 
 # What a model holds

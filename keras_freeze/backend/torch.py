@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from keras_freeze.backend._passes import all_gradients
 from keras_freeze.backend._torch_gradients import *  # noqa: F403
 from keras_freeze.backend._torch_gradients import CompactGradient, Indices, entries_of
+from keras_freeze.backend._torch_processes import *  # noqa: F403
 
 VERSION = torch.__version__
 
@@ -26,13 +27,6 @@ DATA_ERRORS: tuple[Any, ...] = (RuntimeError, IndexError)
 def is_out_of_memory(error: Any) -> bool:
     """Return whether one of `DATA_ERRORS` is about memory or the program, not the data."""
     return isinstance(error, (torch.OutOfMemoryError, NotImplementedError, RecursionError))
-
-
-def num_processes() -> int:
-    """Return how many processes train together, each with its own part of the data."""
-    distributed = torch.distributed
-    is_grouped = distributed.is_available() and distributed.is_initialized()
-    return int(distributed.get_world_size()) if is_grouped else 1
 
 
 def run_if(condition: Any, function: Callable[[list[Any]], None], tensors: list[Any]) -> None:

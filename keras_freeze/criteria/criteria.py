@@ -108,7 +108,7 @@ def check_one_process() -> None:
         ValueError: if there are several, each of which would choose by its own batch.
     """
     count = backend.num_processes()
-    if count > 1:
+    if count > 1 and not backend.SUMS_OVER_PROCESSES:
         raise ValueError(
             "Each of several processes that train together would choose by its own batch, so that "
             "their masks would differ. Freeze in a program of one process and save the mask there, "

@@ -14,6 +14,7 @@ from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.gradients.data import Batch
 from keras_freeze.gradients.preserve import state_kept
+from keras_freeze.gradients.processes import sum_of_processes
 
 _MAX_CAUSE = 300
 
@@ -29,7 +30,7 @@ def loss_gradients(
     scale: float,
     temperature: float = 1.0,
 ) -> list[Any]:
-    """Compute the float32 gradients of the loss, summed over the batches.
+    """Compute the float32 gradients of the loss, summed over the batches and over all processes.
 
     The model's outputs are divided by `temperature` before the loss.
     """
@@ -44,7 +45,7 @@ def hessian_gradient_products(
     scale: float,
     temperature: float,
 ) -> list[Any]:
-    """Compute the product H g of the loss's Hessian and gradient, summed over the batches.
+    """Compute the product H g of the loss's Hessian and gradient, summed over all batches.
 
     g is the gradient that `loss_gradients` gives, and H the Hessian of the same sum. Both passes
     start from the same random state, so that they see the same Dropout.
@@ -89,7 +90,7 @@ def _summed(
             )
             results = _finite_results(of_batch, scale, number)
             total = [_add(t, r, weight) for t, r in zip(total, results, strict=True)]
-    return total
+    return sum_of_processes(total, variables)
 
 
 def _finite_results(compute: Compute, scale: float, number: int) -> list[Any]:

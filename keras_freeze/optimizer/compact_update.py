@@ -193,15 +193,17 @@ class CompactUpdate(Update):
                 "`keras_freeze.freeze(model, ...)` first."
             )
         self._check_complete(self.indices, step)
-        gradients, variables = [], []
+        gradients, variables, positions = [], [], []
         for gradient, variable, position in step:
             if position in self.indices and not self.trained_counts[position]:
                 continue
-            values = self._read(variable, position)
             if gradient is not None and position in self.indices:
                 gradient = backend.gather_gradient(gradient, variable, self.indices[position])
-            gradients.append(self._with_l2(gradient, values))
-            variables.append(values)
+            gradients.append(gradient)
+            variables.append(self._read(variable, position))
+            positions.append(position)
+        gradients = self.shared.means(gradients, variables, positions)
+        gradients = list(map(self._with_l2, gradients, variables))
         factor = self._update_inner(gradients, variables)
         changed = [
             (variable, position)

@@ -243,6 +243,7 @@ class FreezeOptimizer(MaskedOptimizer):
             (gradient, variable, self._get_variable_index(variable))
             for gradient, variable in zip(grads, variables, strict=True)
         ]
+        self._check_agreement()
         checks = self._traces.checks()
         # Where nothing is frozen, a fixed order would make TensorFlow round differently from the
         # bare inner optimizer.

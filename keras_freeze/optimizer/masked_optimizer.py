@@ -27,6 +27,7 @@ from keras_freeze.optimizer.inner_optimizer import (
     unbuild,
     walk,
 )
+from keras_freeze.optimizer.processes import check_agreement
 from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
 from keras_freeze.optimizer.strategy import is_coordinate_wise, suits_compact
 from keras_freeze.optimizer.trace_guard import TraceGuard
@@ -51,6 +52,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     criterion: str | criteria.Criterion
     frozen_weights: str
     seed: int
+    l2: float
     grid: float | None
     exclude: tuple[str, ...]
 
@@ -59,6 +61,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         self._traces = TraceGuard()
         # In `__dict__`, where TensorFlow's checkpoints do not find it.
         self.__dict__["_starts"] = {}
+        self.__dict__["_agreed"] = None
 
     @property
     def settings(self) -> Settings:
@@ -209,6 +212,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     def _propagate_mask(self, before: FreezeMask | None) -> None:
         """Tell the registry and restricted gradients about a mask that was set in place."""
         self._register()
+        self.__dict__["_agreed"] = None
         update = self.compact_update
         if update is None:
             return
@@ -231,6 +235,16 @@ class MaskedOptimizer(DelegatingOptimizer):
                 f"counts trained entries of {len(counts)} variables. "
                 f"Received: {len(self.built_variables)} variables."
             )
+
+    def _check_agreement(self) -> None:
+        """Check, in the first step of an update and its mask, that other processes have the same.
+
+        Raises:
+            ValueError: in all processes, if they do not.
+        """
+        if self.update is not self.__dict__["_agreed"] and backend.SUMS_OVER_PROCESSES:
+            check_agreement(self)
+            self.__dict__["_agreed"] = self.update
 
     def _register(self) -> None:
         assert self.update is not None

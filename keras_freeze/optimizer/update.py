@@ -20,6 +20,7 @@ from keras_freeze.masks.frozen_variables import ReadMask, VariableMask
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer.grid_training import PreciseValues
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
+from keras_freeze.optimizer.processes import SharedGradients
 from keras_freeze.optimizer.state import Phase
 from keras_freeze.parameters import Parameter
 
@@ -43,6 +44,7 @@ class Update:
         num_rescued: how many trained weights the at-least-one rule added.
         by_first_batch: whether the first batch decides, or has decided, the mask.
         grids: the values in full precision of variables that are trained on a grid, by position.
+        shared: the means of gradients over processes that train together.
     """
 
     by_first_batch = False
@@ -59,6 +61,7 @@ class Update:
         self.l2 = optimizer.l2
         self.num_rescued = 0 if mask is None else mask.num_rescued
         self.grids: dict[int, PreciseValues] = {}
+        self.shared = SharedGradients(parameters)
         # Under coupled L2 and SGD every frozen weight follows one linear recurrence: the inner
         # optimizer computes it once, for this scalar, and frozen weights are multiplied by its
         # ratio.
