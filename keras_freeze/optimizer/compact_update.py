@@ -205,10 +205,11 @@ class CompactUpdate(Update):
         gradients = self.shared.means(gradients, variables, positions)
         gradients = list(map(self._with_l2, gradients, variables))
         factor = self._update_inner(gradients, variables)
+        with_gradient = {p for p, g in zip(positions, gradients, strict=True) if g is not None}
         changed = [
             (variable, position)
-            for gradient, variable, position in step
-            if gradient is not None
+            for _, variable, position in step
+            if position in with_gradient
             or position in self.grids
             or (factor is not None and position in self.indices)
         ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-# What a script begins with, by backend: `RANK`, `COUNT`, `FOLDER`, and `give(**arrays)`.
+# What a script begins with: `RANK`, `COUNT`, `FOLDER`, `ARGUMENTS`, and `give(**arrays)`.
 _PRELUDE = """
 import datetime, json, os, sys
 import numpy as np
@@ -22,6 +22,7 @@ ARGUMENTS = json.loads(sys.argv[2])
 def give(**arrays):
     np.savez(os.path.join(FOLDER, f"{RANK}.npz"), **arrays)
 """
+# What it begins and ends with for each backend.
 _PRELUDES = {
     "torch": """
 import torch.distributed as dist
@@ -30,6 +31,7 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ARGUMENTS["ti
     "jax": "",
     "tensorflow": "",
 }
+_ENDS = {"torch": "\ndist.barrier()\ndist.destroy_process_group()\n", "jax": "", "tensorflow": ""}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def run_together(script, folder, count=2, timeout=240, group_timeout=60, **argum
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     ports = free_ports(count)
-    whole = _PRELUDE + _PRELUDES[keras.backend.backend()] + script
+    backend = keras.backend.backend()
+    whole = _PRELUDE + _PRELUDES[backend] + script + _ENDS[backend]
     arguments = json.dumps({"timeout": group_timeout, **arguments})
     processes, logs = [], []
     try:
