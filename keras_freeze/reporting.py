@@ -56,6 +56,10 @@ class Report:
             no parameters and count nowhere else.
         optimizer_state_bytes: All variables of the optimizer as they are now: moments, counters,
             and the FreezeOptimizer's own indices or masks. 0 before it is built.
+        gradient_bytes: What each of several processes that train together gives in a step: the
+            gradients of the trained parameters; of all parameters without a mask, or where the
+            inner optimizer needs whole variables.
+        dense_gradient_bytes: The gradients of all trainable parameters.
     """
 
     rows: tuple[Row, ...]
@@ -63,6 +67,8 @@ class Report:
     num_rescued: int
     num_non_trainable: int
     optimizer_state_bytes: int
+    gradient_bytes: int
+    dense_gradient_bytes: int
 
     @property
     def num_weights(self) -> int:
@@ -170,7 +176,8 @@ class Report:
             f"Network size: {self.network_kib:,.1f} KiB of {self.dense_kib:,.1f} KiB"
             + (f" (x{factor:,.1f})" if factor is not None else "")
             + ", trained parameters as float32 without the mask",
-            f"Optimizer state: {self.optimizer_state_bytes / 1024:,.1f} KiB",
+            f"Optimizer state: {self.optimizer_state_bytes / 1024:,.1f} KiB; "
+            f"gradients for other machines: {self.gradient_bytes / 1024:,.1f} KiB a step",
         ]
         if not self.has_mask:
             lines.insert(0, "No freezing mask: all weights are trained")
@@ -210,16 +217,25 @@ def report(model: Any) -> Report:
             f"Received: model={model!r}"
         )
     mask = get_mask(model)
-    optimizer = ModelOptimizers(model).outer
+    optimizers = ModelOptimizers(model)
+    optimizer = optimizers.outer
     state = [] if optimizer is None else optimizer.variables
     check_not_quantized(model)
     exclude = _exclude_of(optimizer) if mask is None else ()
+    rows = tuple(_row(p, mask) for p in classify(model.trainable_variables, exclude))
+    widths = [_itemsize(variable) for variable in model.trainable_variables]
+    is_compact = all(one.compact_update is not None for one in optimizers.all)
     return Report(
-        rows=tuple(_row(p, mask) for p in classify(model.trainable_variables, exclude)),
+        rows=rows,
         has_mask=mask is not None,
         num_rescued=0 if mask is None else mask.num_rescued,
         num_non_trainable=sum(math.prod(v.shape) for v in model.non_trainable_variables),
-        optimizer_state_bytes=sum(_num_bytes(variable) for variable in state),
+        optimizer_state_bytes=sum(math.prod(v.shape) * _itemsize(v) for v in state),
+        gradient_bytes=sum(
+            width * (row.num_trained if is_compact else row.size)
+            for row, width in zip(rows, widths, strict=True)
+        ),
+        dense_gradient_bytes=sum(w * row.size for row, w in zip(rows, widths, strict=True)),
     )
 
 
@@ -255,6 +271,5 @@ def _exclude_of(optimizer: Any) -> Any:
     return () if optimizer is None else optimizer.exclude
 
 
-def _num_bytes(variable: Any) -> int:
-    dtype = numpy_dtype(keras.backend.standardize_dtype(variable.dtype))
-    return math.prod(variable.shape) * dtype.itemsize
+def _itemsize(variable: Any) -> int:
+    return numpy_dtype(keras.backend.standardize_dtype(variable.dtype)).itemsize

@@ -23,7 +23,8 @@ class FreezeBoard(keras.callbacks.Callback):
     The curves are in the folder "freeze" in `log_dir`, beside those of Keras's
     `TensorBoard` callback and over the same epochs:
 
-    * "freeze_rate" and "real_freeze_rate", the rates q and q_beta of `report`;
+    * "freeze_rate" and "real_freeze_rate", the rates q and q_beta of `report`, and its
+      "gradient_bytes", which each of several processes gives in a step;
     * "trained_share/<path>", for each weight variable the share of it that is trained;
     * "gradient_flow" and "gradient_flow_deviation", if data are given: those of
       `GradientFlowHistory`, of the weights that the model has at the end of the epoch;
@@ -114,7 +115,8 @@ class FreezeBoard(keras.callbacks.Callback):
 
     def _rates(self) -> dict[str, float]:
         counts = report(self.model)
-        rates = {"freeze_rate": counts.freeze_rate, "real_freeze_rate": counts.real_freeze_rate}
+        names = ("freeze_rate", "real_freeze_rate", "gradient_bytes")
+        rates = {name: getattr(counts, name) for name in names}
         labels = numbered([row.path for row in counts.rows])
         for label, row in zip(labels, counts.rows, strict=True):
             if row.size and (row.is_weight or row.num_trained < row.size):

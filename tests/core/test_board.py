@@ -132,6 +132,7 @@ def test_rates_shares_and_flow_equal_manual_ones(tmp_path):
     assert set(scalars) == {
         "freeze_rate",
         "real_freeze_rate",
+        "gradient_bytes",
         f"trained_share/{BODY}",
         f"trained_share/{HEAD}",
         "gradient_flow",
@@ -145,6 +146,7 @@ def test_rates_shares_and_flow_equal_manual_ones(tmp_path):
     assert trained[BODY] + trained[HEAD] == 18  # a quarter of 48 + 24
     assert scalars["freeze_rate"][1] == 0.75
     assert scalars["real_freeze_rate"][1] == np.float32(1 - (18 + 11) / (72 + 11))
+    assert scalars["gradient_bytes"][1] == 4 * (18 + 11)
     assert scalars[f"trained_share/{BODY}"][0] == np.float32(trained[BODY] / 48)
     assert scalars[f"trained_share/{HEAD}"][0] == np.float32(trained[HEAD] / 24)
     gradients = gradients_by_autodiff(model, x, y)

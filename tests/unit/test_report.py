@@ -213,6 +213,21 @@ def test_optimizer_state_of_a_dense_optimizer():
     assert report(model).optimizer_state_bytes == 845 * 2 * 4 + counter + 4
 
 
+@pytest.mark.parametrize(
+    ("inner", "is_compact"),
+    [(keras.optimizers.Adam, True), (keras.optimizers.Adafactor, False)],
+)
+def test_gradients_of_trained_parameters_go_to_other_machines(inner, is_compact):
+    model = small_network(kf.FreezeOptimizer(inner(), 0.8))
+    assert report(model).gradient_bytes == 845 * 4
+    kf.freeze(model, *batch())  # trains 150 of 750 weights
+    found = report(model)
+    assert found.dense_gradient_bytes == 845 * 4
+    expected = 4 * (150 + 95 if is_compact else 845)
+    assert found.gradient_bytes == expected
+    assert f"machines: {expected / 1024:,.1f} KiB" in str(found)
+
+
 def test_optimizer_state_follows_the_trained_weights():
     sizes = {}
     for freeze_rate in (0.5, 0.9):
