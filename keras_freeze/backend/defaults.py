@@ -42,6 +42,11 @@ def held_dtype(dtype: Any) -> Any:
     return dtype
 
 
+def as_assignable(values: Any) -> Any:
+    """Return NumPy values as variables can be assigned: as they are."""
+    return values
+
+
 # Graphs and functions that are traced
 
 

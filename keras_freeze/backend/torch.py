@@ -17,6 +17,13 @@ from keras_freeze.backend._torch_processes import *  # noqa: F403
 
 VERSION = torch.__version__
 
+# The dtypes that NumPy does not know, and those of their bit patterns.
+_BITS_OF_UNKNOWN = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+
 # Whether every training step runs operation by operation, so that none was traced earlier.
 STEPS_ARE_EAGER = True
 
@@ -209,9 +216,21 @@ def to_numpy(value: Any) -> np.ndarray:
     if not isinstance(tensor, torch.Tensor):
         return np.array(tensor)
     tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
-        return tensor.view(torch.int16).numpy().copy().view(ml_dtypes.bfloat16)
-    return tensor.numpy().copy()
+    bits = _BITS_OF_UNKNOWN.get(tensor.dtype)
+    if bits is None:
+        return tensor.numpy().copy()
+    dtype = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."))
+    return tensor.view(bits).numpy().copy().view(dtype)
+
+
+def as_assignable(values: np.ndarray) -> Any:
+    """Return NumPy values as variables can be assigned: a tensor for dtypes of `ml_dtypes`."""
+    dtype = getattr(torch, values.dtype.name, None)
+    bits = _BITS_OF_UNKNOWN.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if bits is None:
+        return values
+    patterns = values.view(str(bits).removeprefix("torch."))
+    return torch.from_numpy(patterns.copy()).view(dtype)
 
 
 def keep_gradients(variables: Sequence[Any]) -> list[Any]:

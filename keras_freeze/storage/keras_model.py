@@ -101,7 +101,8 @@ def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
     Raises:
         FreezeFileError: If the variable cannot hold a value.
     """
-    variable.assign(values_for(variable, bits, dtype).reshape(tuple(variable.shape)))
+    values = values_for(variable, bits, dtype).reshape(tuple(variable.shape))
+    variable.assign(backend.as_assignable(values))
 
 
 def values_for(variable: Any, bits: np.ndarray, dtype: str) -> np.ndarray:

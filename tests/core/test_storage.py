@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 import storage_cases
-from helpers import compiled, same_bits, sgd, value_of, values_of
+from helpers import blobs, compiled, same_bits, sgd, value_of, values_of
 from keras import layers
 
 import keras_freeze as kf
 from keras_freeze.initializers.portable import VarianceScaling
 from keras_freeze.storage.container import DICTIONARIES, read_container, write_container
+from keras_freeze.storage.keras_model import bits_of, set_bits
 
 pytestmark = pytest.mark.cases(2, tensorflow=0, jax=0)
 
@@ -685,3 +687,43 @@ def test_constants_are_portable(tmp_path):
 
 def storage_rows(folder):
     return kf.storage.inspect(folder / "model.freeze").rows
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Table(keras.layers.Layer):
+    """A layer with a table of numbers of any dtype, which are not trained."""
+
+    def __init__(self, table_dtype, **arguments):
+        super().__init__(**arguments)
+        self.table_dtype = table_dtype
+
+    def build(self, shape):
+        self.table = self.add_weight(
+            shape=(16, 16), dtype=self.table_dtype, initializer="ones", trainable=False
+        )
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return {**super().get_config(), "table_dtype": self.table_dtype}
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "int8"])
+def test_every_bit_pattern_of_a_short_dtype_comes_back(dtype, tmp_path):
+    if keras.backend.backend() == "tensorflow" and dtype.startswith("float8"):
+        pytest.skip("TensorFlow cannot create such a variable")
+    model = keras.Sequential([keras.Input((4,)), Table(dtype), keras.layers.Dense(2)])
+    kf.reinitialize(model, seed=1)
+    compiled(model)
+    kf.freeze(model, *blobs(features=4, classes=2))
+    table = next(layer for layer in model.layers if isinstance(layer, Table)).table
+    size = np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+    patterns = np.arange(256).astype(f"uint{8 * size}") * (1 if size == 1 else 257)
+    set_bits(table, patterns, dtype)
+    expected = bits_of(table)
+    assert len(set(expected.tolist())) > 200
+    kf.save(model, tmp_path / "model.freeze")
+    loaded = kf.load(tmp_path / "model.freeze", custom_objects={"Table": Table})
+    table = next(layer for layer in loaded.layers if isinstance(layer, Table)).table
+    assert np.array_equal(bits_of(table), expected)
