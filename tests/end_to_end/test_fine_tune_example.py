@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from delta_cases import count_changed
 from example_scripts import run
 
 import keras_freeze as kf
@@ -48,11 +49,6 @@ def accuracy_on_5_to_9(model):
     is_new = labels >= 5
     predicted = model.predict(images[is_new], verbose=0).argmax(axis=-1) + 5
     return np.mean(predicted == labels[is_new])
-
-
-def count_changed(model, base):
-    pairs = zip(model.get_weights(), base.get_weights(), strict=True)
-    return sum(np.count_nonzero(a != b) for a, b in pairs)
 
 
 def test_every_way_trains_as_many_values_as_it_says(finished):

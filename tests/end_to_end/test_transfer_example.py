@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from delta_cases import changed_by
 from example_scripts import run
 
 import keras_freeze as kf
@@ -49,11 +50,6 @@ def lines_of(folder):
 
 def load_base(folder):
     return keras.models.load_model(folder / "base_mnist_5k.keras")
-
-
-def count_changed(model, base):
-    pairs = zip(model.get_weights(), base.get_weights(), strict=True)
-    return sum(np.count_nonzero(a != b) for a, b in pairs)
 
 
 def test_the_table_has_each_method_exact_and_small(finished):
@@ -102,16 +98,10 @@ def test_methods_train_what_they_say(finished):
 @pytest.mark.parametrize("end", ["", "_small"])
 def test_a_delta_goes_on_the_base_and_off_again(finished, name, end):
     folder = finished[0]
-    device, base = load_base(folder), load_base(folder)
     file = folder / f"mnist_5k_{name}_0{end}.freeze"
-    loaded = kf.load(file, base=folder / "base_mnist_5k.keras")
-    kf.apply_delta(device, file)
-    assert count_changed(device, loaded) == 0
-    changed = count_changed(device, base)
+    changed = changed_by(file, folder / "base_mnist_5k.keras")
     assert changed <= finished[2][name, "exact"]["num_trained"]
     assert changed > 0 or end  # rounding may take back what little has been learned
-    kf.remove_delta(device, file)
-    assert count_changed(device, base) == 0
 
 
 def test_lora_loads_with_its_factors(finished):

@@ -54,3 +54,23 @@ def weights(model):
 def assert_same_weights(first, second):
     for a, b in zip(weights(first), weights(second), strict=True):
         assert same_bits(value_of(a), value_of(b)), a.path
+
+
+def count_changed(model, base):
+    """How many values of a model are not those of its base."""
+    pairs = zip(model.get_weights(), base.get_weights(), strict=True)
+    return sum(np.count_nonzero(a != b) for a, b in pairs)
+
+
+def changed_by(delta, base):
+    """How many values a delta changes, which goes on its base as `load` says and off again.
+
+    `delta` and `base` are paths of files.
+    """
+    device, start = keras.models.load_model(base), keras.models.load_model(base)
+    kf.apply_delta(device, delta)
+    assert count_changed(device, kf.load(delta, base=base)) == 0
+    changed = count_changed(device, start)
+    kf.remove_delta(device, delta)
+    assert count_changed(device, start) == 0
+    return changed
