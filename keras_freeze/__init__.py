@@ -56,6 +56,7 @@ if TYPE_CHECKING or not _is_command_line():
         remove_delta,
         save,
     )
+    from keras_freeze.trained_vector import get_trained, set_trained
 
 _aliases.install()
 
@@ -89,6 +90,7 @@ __all__ = [
     "follow",
     "freeze",
     "get_mask",
+    "get_trained",
     "gradient_flow",
     "initializers",
     "load",
@@ -100,6 +102,7 @@ __all__ = [
     "restore_gradients",
     "restrict_gradients",
     "save",
+    "set_trained",
     "storage",
     "unfreeze",
     "value_and_grad",

@@ -56,6 +56,10 @@ def quantize_by_step(**given):
     kf.quantize(**{"model": compiled(frozen=True), "step": 0.1, **given})
 
 
+def set_trained(**given):
+    kf.set_trained(**{"model": compiled(frozen=True), "vector": np.ones(5), **given})
+
+
 def reinitialize(**given):
     kf.reinitialize(**{"model": compiled(), **given})
 
@@ -101,6 +105,10 @@ ARGUMENTS = [
     ),
     (freeze_with_mask, "mask", [{"other": np.ones((3, 2), bool)}, {3: np.ones((3, 2), bool)}]),
     (kf.unfreeze, "model", NOT_MODELS),
+    (kf.get_trained, "model", NOT_MODELS),
+    (set_trained, "model", NOT_MODELS),
+    (set_trained, "vector", [None, "vector", 3, [1, 2], np.ones(3), np.full(5, np.nan), OBJECTS]),
+    (set_trained, "fingerprint", [3, b"digest", "digest", OBJECTS]),
     (kf.get_mask, "model", NOT_MODELS),
     (compute_saliency, "model", NOT_MODELS),
     (compute_saliency, "x", NOT_DATA),

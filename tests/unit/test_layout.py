@@ -102,7 +102,7 @@ LAYERS = [
     ["__main__", "command_line"],
     ["paper"],
     ["callbacks"],
-    ["quantization"],
+    ["quantization", "trained_vector"],
     ["storage"],
     ["freezing", "pruning", "reinitialization", "reporting"],
     ["computed_masks", "user_masks", "restricted"],

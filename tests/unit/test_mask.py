@@ -416,15 +416,26 @@ def test_equality_is_about_positions_shapes_and_bits(mask):
     )
     assert mask == relabelled
     assert hash(mask) == hash(relabelled)
+    assert mask.fingerprint == relabelled.fingerprint
     first = mask.entries[0]
     for changed in (
         MaskEntry(1, first.path, first.trained),
         MaskEntry(0, first.path, first.trained.reshape(3, 5)),
         MaskEntry(0, first.path, ~first.trained),
     ):
-        assert mask != FreezeMask([changed, *mask.entries[1:]])
+        other = FreezeMask([changed, *mask.entries[1:]])
+        assert mask != other
+        assert mask.fingerprint != other.fingerprint
     assert mask != FreezeMask(mask.entries[1:])
     assert mask != "mask"
+
+
+def test_fingerprints_are_the_same_on_every_machine():
+    trained = np.array([[True, False, True]])
+    mask = FreezeMask([MaskEntry(0, "a", trained), MaskEntry(2, "b", np.arange(9) == 8)])
+    expected = hashlib.sha256(b"0 (1, 3)\n\xa02 (9,)\n\x00\x80").hexdigest()
+    assert mask.fingerprint == expected
+    assert FreezeMask([]).fingerprint == hashlib.sha256().hexdigest()
 
 
 def test_entries_are_checked():
