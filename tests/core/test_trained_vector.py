@@ -30,6 +30,7 @@ from keras_freeze.storage.patches import Patch
 BACKEND = keras.backend.backend()
 STRATEGIES = ["freeze", "first batch"]
 X, Y = blobs()
+SIZE = 36 + 27  # a quarter of two kernels; biases and normalization
 
 
 def trained(model=None, strategy="freeze", inner=None, **arguments):
@@ -210,7 +211,7 @@ def test_several_optimizers_train_one_vector():
     model = with_two_optimizers()
     fit(model, X, Y)  # the first batch decides
     vector, mask = kf.get_trained(model), kf.get_mask(model)
-    assert vector.size == mask.num_trained + 27 == 36 + 27
+    assert vector.size == mask.num_trained + 27 == SIZE
     assert same_bits(vector, by_hand(model).astype("float32"))
     kf.set_trained(model, 3 * vector, fingerprint=mask.fingerprint)
     assert same_bits(kf.get_trained(model), 3 * vector)
@@ -229,16 +230,19 @@ def test_a_model_without_its_optimizer_takes_the_vector(tmp_path):
 
 
 class Exchange(keras.callbacks.Callback):
-    """After each step, sets half of what has been trained."""
+    """After each step, sets half of what has been trained.
 
-    def __init__(self):
+    It does not ask for `self.model`, which on JAX writes to the variables what `fit` has trained.
+    """
+
+    def __init__(self, model):
         super().__init__()
-        self.read, self.set = [], []
+        self.trained, self.read, self.set = model, [], []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.read.append(kf.get_trained(self.model))
+        self.read.append(kf.get_trained(self.trained))
         self.set.append(self.read[-1] / 2)
-        kf.set_trained(self.model, self.set[-1])
+        kf.set_trained(self.trained, self.set[-1])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -246,7 +250,7 @@ def test_training_in_fit_goes_on_from_what_a_callback_sets(strategy):
     # Without momentum, a step follows from the weights alone.
     model = trained(strategy=strategy, inner=sgd(0.5))
     by_steps = trained(strategy=strategy, inner=sgd(0.5))
-    exchange = Exchange()
+    exchange = Exchange(model)
     fit(model, X, Y, batch_size=24, callbacks=[exchange])
     for first, (read, given_vector) in enumerate(zip(exchange.read, exchange.set, strict=True)):
         by_steps.train_on_batch(X[24 * first :][:24], Y[24 * first :][:24])
@@ -290,7 +294,10 @@ def test_an_error_while_values_are_written_takes_all_of_them_back(monkeypatch):
     assert bits_in(model) == before
 
 
-SIZE = kf.get_trained(trained()).size
+@pytest.fixture(scope="module")
+def unchanged():
+    """A network that no test changes."""
+    return trained()
 
 
 def with_value(value, place=-1):
@@ -316,13 +323,12 @@ def with_value(value, place=-1):
         (with_value(1e39), ValueError, ["too large for float32", "1e+39"]),
     ],
 )
-def test_a_vector_that_does_not_fit_is_named_and_changes_nothing(vector, error, words):
-    model = trained()
-    before = bits_in(model)
+def test_a_vector_that_does_not_fit_is_named_and_changes_nothing(vector, error, words, unchanged):
+    before = bits_in(unchanged)
     with pytest.raises(error, match="Argument `vector`") as caught:
-        kf.set_trained(model, vector)
+        kf.set_trained(unchanged, vector)
     assert all(word in str(caught.value) for word in words)
-    assert bits_in(model) == before
+    assert bits_in(unchanged) == before
 
 
 def test_a_value_too_large_for_one_variable_changes_none():
@@ -333,8 +339,8 @@ def test_a_value_too_large_for_one_variable_changes_none():
     assert bits_in(model) == before
 
 
-def test_the_vector_of_another_mask_is_refused():
-    model = trained()
+def test_the_vector_of_another_mask_is_refused(unchanged):
+    model = unchanged
     before, mask = bits_in(model), kf.get_mask(model)
     turned = {path: np.flip(mask[path]) for path in mask}
     other = compiled(dense_model())
@@ -356,6 +362,12 @@ def decayed():
     return trained(frozen_weights="decay", l2=0.01)
 
 
+def quantized():
+    model = trained()
+    model.quantize("int8")
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -366,6 +378,7 @@ def decayed():
         (lambda: compiled(dense_model()), ValueError, "must be frozen"),
         (with_two_optimizers, ValueError, "must be frozen"),
         (decayed, ValueError, "decay"),
+        (quantized, ValueError, "have been quantized"),
     ],
 )
 def test_a_model_that_has_no_such_vector_says_why(make, error, message):
