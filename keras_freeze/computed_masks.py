@@ -12,6 +12,7 @@ from keras_freeze.gradients.processes import sum_of_processes
 from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.optimizer.processes import check_agreement
 from keras_freeze.parameters import Parameter, classify, frozen_candidates, warn_of_unknown
 
 
@@ -32,6 +33,7 @@ def mask_of_loss(
         outer: the optimizer that `optimizer` is inside of, which may scale the loss.
     """
     candidates = _candidates(parameters, optimizer)
+    check_agreement(optimizer, parameters)
     scores = scores_of_loss(
         model, candidates, batches, optimizer.criterion, seed=optimizer.seed, loss=loss, outer=outer
     )
@@ -52,6 +54,7 @@ def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> Freez
     parameters = classify(variables, optimizer.exclude)
     with_gradient = [p for p in parameters if id(p.variable) in recorded.gradients]
     candidates = _candidates(with_gradient, optimizer)
+    check_agreement(optimizer, parameters)
     gradients = sum_of_processes(
         [recorded.gradients[id(p.variable)] for p in candidates], [p.variable for p in candidates]
     )

@@ -17,7 +17,7 @@ def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
     Raises:
         ValueError: otherwise, or for a strategy that this package was not tested with.
     """
-    found = [_strategy_of(v) for v in variables] + [
+    found = [strategy_of(v) for v in variables] + [
         _keras_private.optimizer_strategy(o) for o in optimizers
     ]
     if tf.distribute.has_strategy():
@@ -30,7 +30,7 @@ def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
     if not all(s is _NO_STRATEGY or isinstance(s, _STRATEGIES) for s in strategies):
         raise ValueError(
             "Of the strategies of `tf.distribute`, FreezeOptimizer supports "
-            f"{' and '.join(s.__name__ for s in _STRATEGIES)}. Received: {', '.join(names)}"
+            f"{', '.join(s.__name__ for s in _STRATEGIES)}. Received: {', '.join(names)}"
         )
     if len(strategies) > 1:
         raise ValueError(
@@ -40,7 +40,8 @@ def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
         )
 
 
-def _strategy_of(variable: Any) -> Any:
+def strategy_of(variable: Any) -> Any:
+    """Return the strategy that a variable was created under; the default one for none."""
     return _keras_private.variable_strategy(tensor_variable(variable)) or _NO_STRATEGY
 
 
@@ -50,7 +51,11 @@ def outside_strategy() -> contextlib.AbstractContextManager[None]:
         return tf.distribute.get_replica_context()
 
 
-_STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
 with outside_strategy():
     _NO_STRATEGY = tf.distribute.get_strategy()
 

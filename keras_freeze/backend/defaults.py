@@ -28,6 +28,9 @@ STEPS_ARE_EAGER = False
 # Whether masks are decided by the gradients of all processes together.
 SUMS_OVER_PROCESSES = False
 
+# Whether a variable gets the value that the first process gives it.
+CREATES_VARIABLES_TOGETHER = False
+
 # Whether a training step is given a model's state, which Keras asks of built models alone.
 STEPS_ARE_STATELESS = False
 
@@ -173,6 +176,11 @@ def num_replicas() -> int:
 def sum_over_replicas(gradients: Sequence[Any]) -> Sequence[Any]:
     """Return the gradients themselves, which are those of the only replica."""
     return gradients
+
+
+def across_processes(variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a scope that does nothing: the processes can communicate anywhere."""
+    return contextlib.nullcontext()
 
 
 def num_processes() -> int:

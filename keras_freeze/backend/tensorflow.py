@@ -15,6 +15,7 @@ from keras_freeze.backend._passes import all_gradients
 from keras_freeze.backend._tensorflow_distribution import *  # noqa: F403
 from keras_freeze.backend._tensorflow_distribution import _update, num_replicas
 from keras_freeze.backend._tensorflow_gradients import *  # noqa: F403
+from keras_freeze.backend._tensorflow_processes import *  # noqa: F403
 from keras_freeze.backend._tensorflow_values import *  # noqa: F403
 from keras_freeze.backend._tensorflow_values import _as_bits, read, tensor_variable, to_numpy
 

@@ -16,13 +16,14 @@ def with_gradient_anywhere(gradients: Sequence[Any]) -> list[bool]:
 
 def sum_of_processes(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return the sums of dense gradients over all processes, None where none has one."""
-    if backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES:
-        return list(gradients)
-    return [
-        backend.sum_over_processes(ops.zeros(tuple(variable.shape)) if g is None else g)
-        if is_expected
-        else None
-        for g, variable, is_expected in zip(
-            gradients, variables, with_gradient_anywhere(gradients), strict=True
-        )
-    ]
+    with backend.across_processes(variables):
+        if backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES:
+            return list(gradients)
+        return [
+            backend.sum_over_processes(ops.zeros(tuple(variable.shape)) if g is None else g)
+            if is_expected
+            else None
+            for g, variable, is_expected in zip(
+                gradients, variables, with_gradient_anywhere(gradients), strict=True
+            )
+        ]

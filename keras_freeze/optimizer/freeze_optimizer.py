@@ -24,6 +24,7 @@ from keras_freeze.optimizer.arguments import (
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import continue_compactly, prepare_for_mask
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
+from keras_freeze.optimizer.processes import check_agreement
 from keras_freeze.optimizer.state import BuildPlan, State
 from keras_freeze.optimizer.strategy import make_update
 from keras_freeze.parameters import Parameter, path_of, shorten
@@ -168,6 +169,8 @@ class FreezeOptimizer(MaskedOptimizer):
         ):
             self._inherit_state(parameters)
             self._find_model([p for p in parameters if p.is_frozen_candidate])
+            if backend.CREATES_VARIABLES_TOGETHER:
+                check_agreement(self, parameters)
             self.update = make_update(self, parameters)
             super().build(list(variables))
             self.plan = replace(self.plan, state=None, inherits=False)

@@ -243,7 +243,7 @@ class MaskedOptimizer(DelegatingOptimizer):
             ValueError: in all processes, if they do not.
         """
         if self.update is not self.__dict__["_agreed"] and backend.SUMS_OVER_PROCESSES:
-            check_agreement(self)
+            check_agreement(self, self.parameters)
             self.__dict__["_agreed"] = self.update
 
     def _register(self) -> None:

@@ -71,16 +71,21 @@ class SharedGradients:
         return [next(means) if is_expected else None for is_expected in expected]
 
 
-def check_agreement(optimizer: "MaskedOptimizer") -> None:
+def check_agreement(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter]) -> None:
     """Check that all processes have the same settings, variables, mask and weights.
+
+    Args:
+        optimizer: the FreezeOptimizer, which need not be built.
+        parameters: its variables, classified.
 
     Raises:
         ValueError: in all processes, if they do not.
     """
-    if backend.num_processes() == 1:
-        return
-    facts = _facts(optimizer)
-    everyone = backend.gather_bytes(b"".join(facts.values()))
+    with backend.across_processes([p.variable for p in parameters]):
+        if backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES:
+            return
+        facts = _facts(optimizer, parameters)
+        everyone = backend.gather_bytes(b"".join(facts.values()))
     for number, what in enumerate(facts):
         part = slice(_DIGEST_SIZE * number, _DIGEST_SIZE * (number + 1))
         groups: dict[bytes, list[int]] = {}
@@ -96,9 +101,9 @@ def check_agreement(optimizer: "MaskedOptimizer") -> None:
             )
 
 
-def _facts(optimizer: "MaskedOptimizer") -> dict[str, bytes]:
+def _facts(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter]) -> dict[str, bytes]:
     """Return digests of what processes must agree on, by name."""
-    parameters, mask = optimizer.parameters, optimizer.mask
+    mask = optimizer.mask
     shapes = [(tuple(p.variable.shape), str(p.variable.dtype), p.kind) for p in parameters]
     settings = (optimizer.settings, optimizer.l2, optimizer.grid)
     trained = [] if mask is None else [entry.trained for entry in mask.entries]
