@@ -61,7 +61,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         self._traces = TraceGuard()
         # In `__dict__`, where TensorFlow's checkpoints do not find it.
         self.__dict__["_starts"] = {}
-        self.__dict__["_agreed"] = None
+        self.__dict__["agreed_update"] = None
 
     @property
     def settings(self) -> Settings:
@@ -212,7 +212,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     def _propagate_mask(self, before: FreezeMask | None) -> None:
         """Tell the registry and restricted gradients about a mask that was set in place."""
         self._register()
-        self.__dict__["_agreed"] = None
+        self.__dict__["agreed_update"] = None
         update = self.compact_update
         if update is None:
             return
@@ -242,9 +242,9 @@ class MaskedOptimizer(DelegatingOptimizer):
         Raises:
             ValueError: in all processes, if they do not.
         """
-        if self.update is not self.__dict__["_agreed"] and backend.SUMS_OVER_PROCESSES:
+        if self.update is not self.__dict__["agreed_update"] and backend.SUMS_OVER_PROCESSES:
             check_agreement(self, self.parameters)
-            self.__dict__["_agreed"] = self.update
+            self.__dict__["agreed_update"] = self.update
 
     def _register(self) -> None:
         assert self.update is not None
