@@ -158,6 +158,10 @@ def outside_strategy() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def prepare_for_fit() -> None:
+    """Do nothing: `fit` works in several processes as it is."""
+
+
 def strategy_scope(owner: Any) -> contextlib.AbstractContextManager[Any]:
     """Return a scope that creates variables under the strategy of a model or an optimizer."""
     return contextlib.nullcontext()

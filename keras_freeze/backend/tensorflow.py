@@ -14,6 +14,7 @@ from keras_freeze import _keras_private
 from keras_freeze.backend._passes import all_gradients
 from keras_freeze.backend._tensorflow_distribution import *  # noqa: F403
 from keras_freeze.backend._tensorflow_distribution import _update, num_replicas
+from keras_freeze.backend._tensorflow_fit import *  # noqa: F403
 from keras_freeze.backend._tensorflow_gradients import *  # noqa: F403
 from keras_freeze.backend._tensorflow_processes import *  # noqa: F403
 from keras_freeze.backend._tensorflow_values import *  # noqa: F403

@@ -114,6 +114,7 @@ class FreezeOptimizer(MaskedOptimizer):
                 "the inner optimizer, which updates what is trained. "
                 f"Received: {kwargs}"
             )
+        backend.prepare_for_fit()
         inner_optimizer = check_inner_optimizer(inner_optimizer)
         super().__init__(name)
         self.inner_optimizer = inner_optimizer
