@@ -14,7 +14,7 @@ from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.gradients.data import Batch
 from keras_freeze.gradients.preserve import state_kept
-from keras_freeze.gradients.processes import sum_of_processes
+from keras_freeze.gradients.processes import failing_together, sum_of_processes
 
 _MAX_CAUSE = 300
 
@@ -83,7 +83,7 @@ def _summed(
 ) -> list[Any]:
     loss_of = loss_function(model, loss, temperature)
     total: list[Any] = [None] * len(variables)
-    with state_kept(model):
+    with failing_together(variables), state_kept(model):
         for number, (x, y, sample_weight, weight) in enumerate(batches):
             of_batch = functools.partial(
                 compute, functools.partial(loss_of, x, y, sample_weight), variables

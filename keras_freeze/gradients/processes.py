@@ -1,11 +1,38 @@
 """Gradients of several processes that train together."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras import ops
 
 from keras_freeze import backend
+
+
+@contextlib.contextmanager
+def failing_together(variables: Sequence[Any]) -> Iterator[None]:
+    """Return a scope whose errors reach all processes that train some variables.
+
+    Raises:
+        ValueError: in the processes without an error of their own, which would otherwise wait.
+    """
+    error = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    with backend.across_processes(variables):
+        if error is None and (backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES):
+            return
+        everyone = backend.gather_bytes(bytes([error is not None]))
+    if error is not None:
+        raise error
+    failed = [str(rank) for rank, flag in enumerate(everyone) if any(flag)]
+    if failed:
+        raise ValueError(
+            "The gradients of another process cannot be computed, so that no process freezes the "
+            f"model: see its error. Received: an error in the processes {', '.join(failed)}"
+        )
 
 
 def with_gradient_anywhere(gradients: Sequence[Any]) -> list[bool]:
