@@ -104,12 +104,14 @@ def check_agreement(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter
 def _facts(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter]) -> dict[str, bytes]:
     """Return digests of what processes must agree on, by name."""
     mask = optimizer.mask
-    shapes = [(tuple(p.variable.shape), str(p.variable.dtype), p.kind) for p in parameters]
+    variables = [
+        (tuple(p.variable.shape), str(p.variable.dtype), p.kind, p.excluded) for p in parameters
+    ]
     settings = (optimizer.settings, optimizer.l2, optimizer.grid)
     trained = [] if mask is None else [entry.trained for entry in mask.entries]
     return {
         "settings of the FreezeOptimizer": _digest([repr(settings).encode()]),
-        "variables": _digest([repr(shapes).encode()]),
+        "variables": _digest([repr(variables).encode()]),
         "masks": _digest(array.tobytes() for array in trained),
         "weights": _digest(backend.to_numpy(p.variable).tobytes() for p in parameters),
     }
