@@ -29,7 +29,15 @@ import torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ARGUMENTS["timeout"]))
 """,
     "jax": "",
-    "tensorflow": "",
+    "tensorflow": """
+import tensorflow as tf
+tf.config.set_visible_devices([], "GPU")
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy(
+    communication_options=tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=ARGUMENTS["timeout"]
+    )
+)
+""",
 }
 _ENDS = {"torch": "\ndist.barrier()\ndist.destroy_process_group()\n", "jax": "", "tensorflow": ""}
 
