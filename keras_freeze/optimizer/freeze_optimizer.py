@@ -44,8 +44,9 @@ class FreezeOptimizer(MaskedOptimizer):
     variable: they see it whole, with zero gradients for what is frozen, which for them is not the
     same as training a part.
 
-    One model trains on several devices where model and optimizers are created in the scope of a
-    `tf.distribute.MirroredStrategy`. The first batch is then that of all replicas together.
+    One model trains on several devices or machines where model and optimizers are created in the
+    scope of a `tf.distribute.MirroredStrategy` or `MultiWorkerMirroredStrategy`. The first batch is
+    then that of all replicas together.
 
     Args:
         inner_optimizer: a Keras optimizer that is not built yet, or the name of one.
