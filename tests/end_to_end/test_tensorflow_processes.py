@@ -86,6 +86,7 @@ attempts = {
 for name, attempt in attempts.items():
     results[f"refused/{name}"] = refusal(attempt)
 give(**results)
+leave(FOLDER, COUNT)
 """
 
 
@@ -250,6 +251,7 @@ results.update(
     outputs=model(both["x"]),
 )
 give(**results)
+leave(FOLDER, COUNT)
 """
 
 
@@ -369,6 +371,7 @@ for load in (from_keras, from_weights, from_checkpoint):
     for name, value in {**values(model), **masks(model)}.items():
         results[f"{load.__name__}/{name}"] = value
 give(**results)
+leave(FOLDER, COUNT)
 """
 
 
@@ -378,6 +381,8 @@ def test_a_worker_dies_and_training_goes_on_from_the_checkpoint_of_the_chief(tmp
     error = (tmp_path / "error.txt").read_text()
     assert error.split(":")[0] in ("UnavailableError", "DeadlineExceededError", "InternalError")
     assert "Collective ops is aborted" in error
+    for path in tmp_path.glob("*.npz"):
+        path.unlink()
     finished = run_together(GO_ON, tmp_path)
     assert_all_succeeded(finished)
     for one, before in zip(finished, stopped, strict=True):
