@@ -61,6 +61,9 @@ def freeze(
     For a model with its own `train_step`, this step is run, and the gradients that it passes to
     FreezeOptimizers decide; everything is then restored. Several FreezeOptimizers get a mask each.
 
+    Of several processes that train a model together, all must call this, each with its own data:
+    the gradients are summed over all of them, so that they get the same mask.
+
     `model.summary()` goes on to count all weights as trainable: `report` counts what is trained.
 
     Args:
@@ -93,8 +96,8 @@ def freeze(
     Raises:
         ValueError: without a FreezeOptimizer; with a mask already and no `overwrite`; for data
             that are empty, of a wrong shape, or whose loss or gradients are not finite; for a mask
-            with wrong paths, shapes or dtypes; for data where several processes train together,
-            each of which would choose other weights. The model and its optimizer are then
+            with wrong paths, shapes or dtypes; in all of several processes that train together,
+            if they differ in settings, variables or weights. The model and its optimizer are then
             unchanged.
         TypeError: for arguments of a wrong type.
         RuntimeError: while another thread trains the model; it is then unchanged, too.

@@ -223,13 +223,12 @@ def to_numpy(value: Any) -> np.ndarray:
     return tensor.view(bits).numpy().copy().view(dtype)
 
 
-def as_assignable(values: np.ndarray) -> Any:
+def as_assignable(values: Any) -> Any:
     """Return NumPy values as variables can be assigned: a tensor for dtypes of `ml_dtypes`."""
     dtype = getattr(torch, values.dtype.name, None)
-    bits = _BITS_OF_UNKNOWN.get(dtype) if isinstance(dtype, torch.dtype) else None
-    if bits is None:
+    if not isinstance(dtype, torch.dtype) or dtype not in _BITS_OF_UNKNOWN:
         return values
-    patterns = values.view(str(bits).removeprefix("torch."))
+    patterns = values.view(str(_BITS_OF_UNKNOWN[dtype]).removeprefix("torch."))
     return torch.from_numpy(patterns.copy()).view(dtype)
 
 

@@ -132,8 +132,8 @@ class DenseUpdate(Update):
         return None if mask is None else backend.to_numpy(mask)
 
     def apply(self, step: Step) -> None:
-        gradients, variables, positions = zip(*step, strict=True)
-        means = self.shared.means(gradients, variables, positions)
+        own, variables, positions = zip(*step, strict=True)
+        means = self.shared.means(own, variables, positions)
         step = list(zip(means, variables, positions, strict=True))
         needs_no_branch = backend.STEPS_ARE_EAGER or self._is_partial(step)
         if not self.by_first_batch or (needs_no_branch and self.is_decided):

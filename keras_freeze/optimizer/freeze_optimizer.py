@@ -219,8 +219,8 @@ class FreezeOptimizer(MaskedOptimizer):
             trainable_variables: their variables; those the optimizer was built with if None.
 
         Raises:
-            ValueError: for unknown variables; if there is no mask and a gradient is not finite, or
-                several processes would each decide one.
+            ValueError: for unknown variables; if there is no mask and a gradient is not finite; if
+                processes that train together differ in settings, variables, mask or weights.
         """
         grads = list(grads)
         if grads:
