@@ -10,7 +10,8 @@ from keras_freeze.criteria.scoring import scores_of_gradients, scores_of_loss
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.processes import sum_of_processes
 from keras_freeze.gradients.recording import RecordedGradients
-from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.distributions import Group
+from keras_freeze.masks.mask import FreezeMask, mask_of_groups
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.processes import check_agreement
 from keras_freeze.parameters import Parameter, classify, frozen_candidates, warn_of_unknown
@@ -34,10 +35,11 @@ def mask_of_loss(
     """
     candidates = _candidates(parameters, optimizer)
     check_agreement(optimizer, parameters)
+    groups = optimizer.groups(candidates, parameters)
     scores = scores_of_loss(
         model, candidates, batches, optimizer.criterion, seed=optimizer.seed, loss=loss, outer=outer
     )
-    return _mask_of_scores(candidates, scores, optimizer)
+    return _mask_of_scores(candidates, scores, groups, optimizer)
 
 
 def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> FreezeMask:
@@ -55,29 +57,33 @@ def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> Freez
     with_gradient = [p for p in parameters if id(p.variable) in recorded.gradients]
     candidates = _candidates(with_gradient, optimizer)
     check_agreement(optimizer, parameters)
+    groups = optimizer.groups(candidates, parameters)
     gradients = sum_of_processes(
         [recorded.gradients[id(p.variable)] for p in candidates], [p.variable for p in candidates]
     )
     scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
-    return _mask_of_scores(candidates, scores, optimizer)
+    return _mask_of_scores(candidates, scores, groups, optimizer)
 
 
 def _candidates(parameters: list[Parameter], optimizer: FreezeOptimizer) -> list[Parameter]:
     """Return the parameters whose entries may be frozen; warn of those of unknown names."""
     candidates = frozen_candidates(parameters)
-    if optimizer.freeze_rate > 0:
+    if not optimizer.trains_everything:
         warn_of_unknown(parameters, stacklevel=5)
     return candidates
 
 
 def _mask_of_scores(
-    candidates: list[Parameter], scores: list[np.ndarray], optimizer: FreezeOptimizer
+    candidates: list[Parameter],
+    scores: list[np.ndarray],
+    groups: list[Group],
+    optimizer: FreezeOptimizer,
 ) -> FreezeMask:
     if not any(array.any() for array in scores):
         criteria.warn_of_zero_scores(stacklevel=5)
-    return FreezeMask.from_scores(
+    return mask_of_groups(
         scores,
-        optimizer.freeze_rate,
+        groups,
         seed=optimizer.seed,
         positions=[p.position for p in candidates],
         paths=[p.path for p in candidates],

@@ -9,20 +9,16 @@ import hashlib
 import operator
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from keras_freeze._utils.validation import type_error
-from keras_freeze.masks.selection import (
-    _as_float32,
-    check_freeze_rate,
-    num_trained_weights,
-    rescue_index,
-    select_top,
-)
+from keras_freeze.masks.distributions import Group, check_distribution, groups_of, select_groups
+from keras_freeze.masks.selection import as_float32, check_freeze_rate
+from keras_freeze.masks.settings import GLOBAL
 from keras_freeze.storage.masks import read_mask, write_mask
 
 
@@ -127,11 +123,13 @@ class FreezeMask:
         positions: Sequence[int] | None = None,
         paths: Sequence[str] | None = None,
         variables: Sequence[Any] | None = None,
+        distribution: str | Mapping[str, float] = GLOBAL,
     ) -> "FreezeMask":
-        """Compute the mask that trains the weights with the largest scores of all variables.
+        """Compute the mask that trains the weights with the largest scores.
 
-        Exactly `floor((1 - q) |W|)` weights are trained (the paper's algorithm 1); of equal scores,
-        the one that comes first. In addition, a variable without a trained weight gets one (the
+        Exactly `floor((1 - q) |W|)` weights are trained (the paper's algorithm 1), the largest of
+        all variables or, with another `distribution`, of each; of equal scores, the one that comes
+        first. In addition, a variable without a trained weight gets one (the
         at-least-one rule), drawn from `seed` and its position, unless the rate is 1; `num_rescued`
         counts these.
 
@@ -144,22 +142,25 @@ class FreezeMask:
             positions: The variables' positions. Defaults to 0, 1, 2, ...
             paths: The variables' paths. Defaults to the positions as strings.
             variables: The variables, for `mask[variable]`.
+            distribution: Where the rate applies: `"global"`, `"uniform"`, `"erk"` or a mapping from
+                patterns of paths to rates, as for a `FreezeOptimizer`. Defaults to `"global"`.
 
         Returns:
             A `FreezeMask`.
 
         Raises:
-            TypeError: If `freeze_rate` is not a number.
-            ValueError: If the rate is outside [0, 1], if a score is NaN or infinite (the message
-                names the variable), or if lengths differ.
+            TypeError: If `freeze_rate` is not a number, or `distribution` of another type.
+            ValueError: If a rate is outside [0, 1], if the distribution is unknown or a pattern
+                matches no path, if a score is NaN or infinite (the message names the variable), or
+                if lengths differ.
 
         Example:
             >>> mask = FreezeMask.from_scores([np.array([4.0, 1.0]), np.array([2.0, 3.0])], 0.5)
             >>> mask["0"], mask["1"]
             (array([ True, False]), array([False,  True]))
         """
-        rate = check_freeze_rate(freeze_rate)
-        arrays = _as_float32(scores)
+        rate, checked = check_freeze_rate(freeze_rate), check_distribution(distribution)
+        arrays = as_float32(scores)
         positions = list(range(len(arrays)) if positions is None else positions)
         paths = [str(position) for position in positions] if paths is None else list(paths)
         for name, given in (("positions", positions), ("paths", paths)):
@@ -168,22 +169,10 @@ class FreezeMask:
                     f"Argument `{name}` must have one element for each array of scores. "
                     f"Received: {len(given)} {name} for {len(arrays)} arrays"
                 )
-        for array, path in zip(arrays, paths, strict=True):
-            if not np.isfinite(array).all():
-                raise ValueError(
-                    f"The saliency scores of {path!r} are not finite: no mask can be computed. "
-                    f"Received: {np.count_nonzero(~np.isfinite(array))} NaN or infinite scores "
-                    f"of {array.size}"
-                )
-        selected = select_top(arrays, num_trained_weights(rate, sum(a.size for a in arrays)))
-        num_rescued = 0
-        if rate < 1:
-            for position, chosen in zip(positions, selected, strict=True):
-                if chosen.size and not chosen.any():
-                    chosen.reshape(-1)[rescue_index(seed, position, chosen.size)] = True
-                    num_rescued += 1
-        entries = [MaskEntry(*parts) for parts in zip(positions, paths, selected, strict=True)]
-        return cls(entries, variables, num_rescued)
+        groups = groups_of(checked, rate, [array.shape for array in arrays], paths)
+        return mask_of_groups(
+            arrays, groups, seed=seed, positions=positions, paths=paths, variables=variables
+        )
 
     @property
     def entries(self) -> tuple[MaskEntry, ...]:
@@ -352,6 +341,36 @@ class FreezeMask:
         """
         entries, num_rescued = read_mask(path)
         return cls([MaskEntry(*entry) for entry in entries], num_rescued=num_rescued)
+
+
+def mask_of_groups(
+    scores: Sequence[Any],
+    groups: Sequence[Group],
+    *,
+    seed: int,
+    positions: Sequence[int],
+    paths: Sequence[str],
+    variables: Sequence[Any] | None = None,
+) -> FreezeMask:
+    """Compute the mask that trains the weights with the largest scores of each group.
+
+    `groups` are what `groups_of` returns for the scores; the other arguments are those of
+    `FreezeMask.from_scores`.
+
+    Raises:
+        ValueError: If a score is NaN or infinite; the message names the variable.
+    """
+    arrays = as_float32(scores)
+    for array, path in zip(arrays, paths, strict=True):
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"The saliency scores of {path!r} are not finite: no mask can be computed. "
+                f"Received: {np.count_nonzero(~np.isfinite(array))} NaN or infinite scores "
+                f"of {array.size}"
+            )
+    selected, num_rescued = select_groups(arrays, groups, seed, positions)
+    entries = [MaskEntry(*parts) for parts in zip(positions, paths, selected, strict=True)]
+    return FreezeMask(entries, variables, num_rescued)
 
 
 def _checked_entries(entries: Any) -> list[MaskEntry]:

@@ -94,7 +94,7 @@ def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
         >>> select_top([np.array([1.0, 3.0]), np.array([3.0, 2.0])], 2)
         [array([False,  True]), array([ True, False])]
     """
-    arrays = _as_float32(scores)
+    arrays = as_float32(scores)
     for index, array in enumerate(arrays):
         if not np.isfinite(array).all():
             raise ValueError(f"Scores must be finite. Received: scores[{index}] has NaN or Inf")
@@ -116,7 +116,8 @@ def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
     return [chosen.reshape(array.shape) for array, chosen in zip(arrays, selected, strict=True)]
 
 
-def _as_float32(scores: Sequence[Any]) -> list[np.ndarray]:
+def as_float32(scores: Sequence[Any]) -> list[np.ndarray]:
+    """Return scores as float32 arrays; infinite where they are too large for that."""
     with np.errstate(over="ignore"):  # the infinities that come of it are refused
         return [np.asarray(score, np.float32) for score in scores]
 

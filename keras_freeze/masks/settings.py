@@ -1,6 +1,12 @@
 """The settings that a mask is decided with. Imports neither Keras nor NumPy."""
 
 from dataclasses import dataclass
+from typing import Any
+
+GLOBAL = "global"
+
+Distribution = str | tuple[tuple[str, float], ...]
+"""Where the freezing rate applies: a name, or patterns of paths and their rates."""
 
 
 @dataclass(frozen=True)
@@ -8,7 +14,7 @@ class Settings:
     """The settings of a FreezeOptimizer that decide its mask, as files store them.
 
     Attributes:
-        freeze_rate, frozen_weights, seed: as for the FreezeOptimizer.
+        freeze_rate, frozen_weights, seed, distribution: as for the FreezeOptimizer.
         criterion: a description of its criterion.
     """
 
@@ -16,6 +22,7 @@ class Settings:
     criterion: str
     frozen_weights: str
     seed: int
+    distribution: Distribution = GLOBAL
 
     def agrees_with(self, other: "Settings") -> bool:
         """Return whether both give the same mask and treatment; only "random" uses the seed."""
@@ -23,11 +30,33 @@ class Settings:
             (s.freeze_rate, s.criterion, s.frozen_weights, s.seed if s.criterion == "random" else 0)
             for s in (self, other)
         )
-        return mine == theirs
+        return mine == theirs and _agree(self.distribution, other.distribution)
+
+    def to_json(self) -> list[Any]:
+        """Return the settings as a JSON array, without a distribution that is "global"."""
+        values = [self.freeze_rate, self.criterion, self.frozen_weights, self.seed]
+        return values if self.distribution == GLOBAL else [*values, self.distribution]
 
     def __str__(self) -> str:
+        distribution = self.distribution
+        shown = dict(distribution) if isinstance(distribution, tuple) else distribution
         return (
             f"freeze_rate={self.freeze_rate}, criterion={self.criterion!r}, "
             f"frozen_weights={self.frozen_weights!r}"
             + (f", seed={self.seed}" if self.criterion == "random" else "")
+            + (f", distribution={shown!r}" if shown != GLOBAL else "")
         )
+
+
+def _agree(first: Distribution, second: Distribution) -> bool:
+    """Return whether two distributions are the same, but for the model's name in patterns."""
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
+    return len(first) == len(second) and all(
+        rate == other_rate and _same_pattern(pattern, other)
+        for (pattern, rate), (other, other_rate) in zip(first, second, strict=True)
+    )
+
+
+def _same_pattern(first: str, second: str) -> bool:
+    return first == second or first.partition("/")[2] == second or second.partition("/")[2] == first

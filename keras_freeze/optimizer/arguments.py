@@ -17,8 +17,10 @@ from keras_freeze._utils.validation import (
     value_error,
 )
 from keras_freeze.criteria.criteria import check_criterion
+from keras_freeze.masks.distributions import check_distribution, rates_of_paths
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
+from keras_freeze.masks.settings import Distribution
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.grid_training import rounded_step
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, walk
@@ -128,6 +130,16 @@ def check_precision(parameters: Sequence[Parameter], frozen_weights: str) -> Non
             )
 
 
+def check_patterns(parameters: Sequence[Parameter], distribution: Distribution) -> None:
+    """Check that each pattern of a distribution matches a weight.
+
+    Raises:
+        ValueError: if one does not; the message names it.
+    """
+    if parameters and isinstance(distribution, tuple):
+        rates_of_paths(distribution, [p.path for p in parameters if p.is_frozen_candidate])
+
+
 def warn_of_constraints(
     parameters: Sequence[Parameter], frozen_weights: str, mask: FreezeMask | None
 ) -> None:
@@ -180,6 +192,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "frozen_weights": functools.partial(check_one_of, "frozen_weights", accepted=FROZEN_WEIGHTS),
     "exclude": normalize_exclude,
     "grid": _grid_step,
+    "distribution": check_distribution,
     "seed": functools.partial(check_int, "seed", end=2**32),
 }
 """For each setting, a function that returns it in its final form or raises."""

@@ -11,9 +11,9 @@ from keras import ops
 
 from keras_freeze import _keras_private, backend, criteria
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_frozen_entries
-from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.mask import FreezeMask, mask_of_groups
 from keras_freeze.masks.ranked import random_scores
-from keras_freeze.masks.selection import num_trained_weights, rescue_index
+from keras_freeze.masks.selection import rescue_index
 from keras_freeze.optimizer.grid_training import GridTraining
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.optimizer.state import Phase
@@ -39,21 +39,24 @@ class DenseUpdate(Update):
         mask: FreezeMask | None,
     ) -> None:
         super().__init__(optimizer, parameters, mask)
-        freeze_rate = optimizer.freeze_rate
         self._criterion = optimizer.criterion
         self._seed = optimizer.seed
         self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
-        self._num_trained = num_trained_weights(freeze_rate, sum(self._candidates.values()))
-        self._warns_of_unknown = freeze_rate > 0
+        # Shapes and paths tell how many weights of which variables the first batch chooses.
+        candidates = [parameters[position] for position in self._candidates]
+        self._groups = optimizer.groups(candidates, parameters)
+        self._num_trained = sum(group.num_trained for group in self._groups)
+        self._warns_of_unknown = not optimizer.trains_everything
         self._rescued = {
-            position: rescue_index(self._seed, position, size)
-            for position, size in self._candidates.items()
-            if size and freeze_rate < 1.0
+            p.position: rescue_index(self._seed, p.position, p.size)
+            for group in self._groups
+            for p in (candidates[member] for member in group.members)
+            if p.size and group.rescues
         }
         self._decided = make_variable(np.array(mask is not None), "bool", "mask_decided")
         self._masks = {
             position: make_variable(trained, "bool", f"mask_{position}")
-            for position, trained in self._initial_masks(mask, freeze_rate).items()
+            for position, trained in self._initial_masks(mask).items()
         }
         # Whether the mask was given: while JAX traces a step, the variables have no values.
         self._is_given = mask is not None
@@ -69,13 +72,14 @@ class DenseUpdate(Update):
                 read = functools.partial(_indices_of, self._masks.get(p.position), self._decided)
                 self.grids[p.position] = grid.precise_values(p.position, values, read)
 
-    def _initial_masks(self, mask: FreezeMask | None, freeze_rate: float) -> dict[int, np.ndarray]:
+    def _initial_masks(self, mask: FreezeMask | None) -> dict[int, np.ndarray]:
         shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
         if mask is None and self._criterion == criteria.RANDOM:
             # It needs no gradients: the masks have their values before the first batch.
             scores = [random_scores(s, self._seed, p) for p, s in shapes.items()]
-            mask = FreezeMask.from_scores(
-                scores, freeze_rate, seed=self._seed, positions=list(shapes)
+            paths = [self.parameters[p].path for p in shapes]
+            mask = mask_of_groups(
+                scores, self._groups, seed=self._seed, positions=list(shapes), paths=paths
             )
         if mask is None:
             return {position: np.ones(shape, bool) for position, shape in shapes.items()}
@@ -240,16 +244,22 @@ class DenseUpdate(Update):
         return ops.where(scores == 0.0, 0.0, scores)
 
     def _top(self, scores: list[Any]) -> dict[int, Any]:
-        flat = backend.top_k_mask(ops.concatenate(scores), self._num_trained)
-        ends = np.cumsum(list(self._candidates.values()))
-        masks = {}
-        for (position, size), end in zip(self._candidates.items(), ends, strict=True):
-            mask = flat[end - size : end]
-            if position in self._rescued:
-                one = np.arange(size) == self._rescued[position]
-                mask = ops.where(ops.any(mask), mask, one)
-            masks[position] = ops.reshape(mask, self.parameters[position].variable.shape)
+        positions, masks = list(self._candidates), {}
+        for group in self._groups:
+            of_group = [scores[member] for member in group.members]
+            flat = backend.top_k_mask(ops.concatenate(of_group), group.num_trained)
+            end = 0
+            for position in (positions[member] for member in group.members):
+                start, end = end, end + self._candidates[position]
+                masks[position] = self._shaped(flat[start:end], position)
         return masks
+
+    def _shaped(self, mask: Any, position: int) -> Any:
+        """Return a flat mask in its variable's shape, with one trained weight if it has none."""
+        if position in self._rescued:
+            one = np.arange(self._candidates[position]) == self._rescued[position]
+            mask = ops.where(ops.any(mask), mask, one)
+        return ops.reshape(mask, self.parameters[position].variable.shape)
 
     def _set_masks(self, masks: dict[int, Any], is_valid: Any) -> None:
         """Set the masks, and zero frozen weights for "zero", if `is_valid` holds."""

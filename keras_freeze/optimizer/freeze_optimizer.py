@@ -13,6 +13,8 @@ from keras_freeze.criteria.criteria import Criterion
 from keras_freeze.gradients.recording import active_recorder, checked_variables
 from keras_freeze.initializers.of_layers import model_in_use, starts_of
 from keras_freeze.masks import frozen_variables
+from keras_freeze.masks.distributions import Group, groups_of
+from keras_freeze.masks.settings import GLOBAL
 from keras_freeze.optimizer.arguments import (
     CHECKS,
     check_decay,
@@ -52,8 +54,8 @@ class FreezeOptimizer(MaskedOptimizer):
         inner_optimizer: a Keras optimizer that is not built yet, or the name of one.
         freeze_rate: q, the share of the weights that is frozen; from 0 (nothing: exactly the inner
             optimizer) to 1 (only biases and normalization are trained). Exactly
-            floor((1 - q) |W|) weights of the whole network are trained, plus one in each layer
-            that would have none. Defaults to 0.9.
+            floor((1 - q) |W|) weights of the network are trained, plus one in each layer that would
+            have none; `distribution` says in which layers. Defaults to 0.9.
         criterion: which weights are trained: the largest "snip" (|gradient * weight|, equation 1),
             "magnitude" (|weight|), "random", "grasp" (weight * (Hessian * gradient), signed; see
             `keras_freeze.criteria.GraSP`, which takes settings; it needs a call to `freeze`), or
@@ -76,6 +78,14 @@ class FreezeOptimizer(MaskedOptimizer):
             a few bits each. The step is rounded to ten significant bits, with which all backends
             compute the same points; it must be a float32 number. Parameters with a constraint,
             integers and scales of float8 are not rounded. Defaults to None.
+        distribution: where the rate applies. "global": to the whole network, whose largest scores
+            are trained. "uniform": to each weight variable, with the same share of each. "erk":
+            Erdős-Rényi kernels, where the share of a variable that is trained is proportional to
+            the sum of its dimensions divided by their product, and at most 1. A mapping from
+            patterns of paths to rates, such as `{"conv*": 0.5, "fc?/kernel": 0.95}`: to each
+            variable that a pattern matches applies its own rate, that of the first such pattern,
+            and to all others together `freeze_rate`. Patterns are those of `fnmatch`, and match
+            whole components of a path, without the model's name. Defaults to "global".
         name: the optimizer's name.
 
     Raises:
@@ -106,6 +116,7 @@ class FreezeOptimizer(MaskedOptimizer):
         exclude: Any = (),
         seed: int = 0,
         grid: float | None = None,
+        distribution: str | Mapping[str, float] = "global",
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -126,6 +137,7 @@ class FreezeOptimizer(MaskedOptimizer):
         self.exclude = exclude
         self.seed = seed
         self.grid = grid
+        self.distribution = distribution  # type: ignore[assignment] # __setattr__ converts it
         check_grid(self.grid, inner_optimizer)
         check_decay(self.frozen_weights, self.l2, inner_optimizer)
 
@@ -142,6 +154,33 @@ class FreezeOptimizer(MaskedOptimizer):
                 )
         super().__setattr__(name, value)
 
+    @property
+    def trains_everything(self) -> bool:
+        """Whether no weight is frozen, whatever its score."""
+        distribution = self.distribution
+        own = [rate for _, rate in distribution] if isinstance(distribution, tuple) else []
+        return not any([self.freeze_rate, *own])
+
+    def groups(
+        self, candidates: Sequence[Parameter], parameters: Sequence[Parameter]
+    ) -> list[Group]:
+        """Return which weights are compared with each other, and how many of them are trained.
+
+        Args:
+            candidates: the weights that have scores.
+            parameters: all variables; patterns may match weights that have no score.
+
+        Raises:
+            ValueError: if a pattern of the distribution matches no weight.
+        """
+        return groups_of(
+            self.distribution,
+            self.freeze_rate,
+            [tuple(p.variable.shape) for p in candidates],
+            [p.path for p in candidates],
+            [p.path for p in parameters if p.is_frozen_candidate],
+        )
+
     def build(self, variables: Sequence[Variable]) -> None:
         """Create the state for the variables that will be updated; called by Keras or `freeze`.
 
@@ -151,9 +190,9 @@ class FreezeOptimizer(MaskedOptimizer):
             variables: the trainable variables of the model, in order.
 
         Raises:
-            ValueError: if an entry of `exclude` names none of them, if a state that was loaded
-                before belongs to another network, or if variables are frozen already with another
-                rate, criterion or treatment.
+            ValueError: if an entry of `exclude` or a pattern of `distribution` matches none of
+                them, if a state that was loaded before belongs to another network, or if variables
+                are frozen already with another rate, criterion, distribution or treatment.
         """
         if self.built:
             return
@@ -208,7 +247,7 @@ class FreezeOptimizer(MaskedOptimizer):
             return
         frozen_variables.remember_model(self, model)
         is_undecided = self.plan.state is None and self.plan.trained_counts is None
-        if is_undecided and self.freeze_rate > 0:
+        if is_undecided and not self.trains_everything:
             self.__dict__["_starts"] = starts_of(model, candidates)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -307,17 +346,28 @@ class FreezeOptimizer(MaskedOptimizer):
             counts = self.update.trained_counts
         if self.grid is not None:
             config["grid"] = self.grid
+        if self.distribution != GLOBAL:
+            config["distribution"] = self._distribution_without_model_name()
         if counts is not None:
             config["trained_counts"] = list(counts)
         return config
 
     def _exclude_without_model_name(self) -> list[str]:
         # The variables of a loaded model no longer have the model's name in their paths.
-        if not self.built:
-            return list(self.exclude)
-        prefixes = {path_of(v).split("/")[0] for v in self.built_variables}
-        prefix = prefixes.pop() + "/" if len(prefixes) == 1 else "/"
+        prefix = self._prefix_of_paths()
         return [entry.removeprefix(prefix) for entry in self.exclude]
+
+    def _distribution_without_model_name(self) -> str | list[list[Any]]:
+        if isinstance(self.distribution, str):
+            return self.distribution
+        prefix = self._prefix_of_paths()
+        # Pairs keep their order wherever the configuration is stored.
+        return [[pattern.removeprefix(prefix), rate] for pattern, rate in self.distribution]
+
+    def _prefix_of_paths(self) -> str:
+        """Return the model's name and a slash, or what no entry begins with."""
+        prefixes = {path_of(v).split("/")[0] for v in self.built_variables} if self.built else ()
+        return f"{next(iter(prefixes))}/" if len(prefixes) == 1 else "/"
 
     @classmethod
     def from_config(

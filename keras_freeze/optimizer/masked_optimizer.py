@@ -14,9 +14,9 @@ from keras_freeze._utils.typing import Variable
 from keras_freeze.initializers.of_layers import starts_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.masks.settings import Settings
+from keras_freeze.masks.settings import Distribution, Settings
 from keras_freeze.optimizer import saving
-from keras_freeze.optimizer.arguments import check_precision
+from keras_freeze.optimizer.arguments import check_patterns, check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
@@ -55,6 +55,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     l2: float
     grid: float | None
     exclude: tuple[str, ...]
+    distribution: Distribution
 
     def __init__(self, name: str | None) -> None:
         super().__init__(learning_rate=0.0, name=name)
@@ -67,7 +68,9 @@ class MaskedOptimizer(DelegatingOptimizer):
     def settings(self) -> Settings:
         """The settings that another FreezeOptimizer must have to inherit this one's mask."""
         criterion = criteria.in_words(self.criterion)
-        return Settings(self.freeze_rate, criterion, self.frozen_weights, self.seed)
+        return Settings(
+            self.freeze_rate, criterion, self.frozen_weights, self.seed, self.distribution
+        )
 
     @property
     def phase(self) -> Phase:
@@ -152,6 +155,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         backend.check_strategy(variables, list(walk(self)))
         parameters = classify(variables, self.exclude)
         check_precision(parameters, self.frozen_weights)
+        check_patterns(parameters, self.distribution)
         return parameters
 
     def set_mask(

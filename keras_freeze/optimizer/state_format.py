@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,8 +13,9 @@ import numpy as np
 
 from keras_freeze import _keras_private
 from keras_freeze._utils.bits import as_bits, from_bits
+from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
-from keras_freeze.masks.settings import Settings
+from keras_freeze.masks.settings import GLOBAL, Settings
 from keras_freeze.optimizer.inner_optimizer import walk
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import Parameter, same_path
@@ -41,7 +42,7 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         "inner": {"classes": _classes(inner), "variables": _names(inner)},
     }
     if state.settings is not None:
-        header["settings"] = astuple(state.settings)
+        header["settings"] = state.settings.to_json()
     if state.starts:
         header["starts"] = [[position, s.to_json()] for position, s in state.starts.items()]
     if state.grid:
@@ -82,13 +83,19 @@ def read_state(store: Any) -> State:
     has_scale = "decay_scale" in store.keys()  # noqa: SIM118 - stores are not mappings
     scale = np.asarray(store["decay_scale"]) if has_scale else None
     starts = {position: Start.from_json(start) for position, start in header.get("starts", [])}
-    settings = Settings(*header["settings"]) if "settings" in header else None
+    settings = _settings(*header["settings"]) if "settings" in header else None
     grid = {
         position: from_bits(np.asarray(store[f"grid_{position}"]), dtype).reshape(2, -1)
         for position, dtype in header.get("grid", [])
     }
     by_first_batch = header.get("found", False)
     return State(mask, header["compact"], scale, by_first_batch, starts, settings, grid)
+
+
+def _settings(*values: Any) -> Settings:
+    freeze_rate, criterion, frozen_weights, seed, *rest = values
+    distribution = check_distribution(*rest) if rest else GLOBAL
+    return Settings(freeze_rate, criterion, frozen_weights, seed, distribution)
 
 
 def _read_header(store: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def make_update(optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -
         # Keras builds the optimizer of a legacy `.h5` file for no variables.
         if parameters and counts is not None and _counts_fit(counts, parameters):
             return CompactUpdate(optimizer, parameters, counts, None)
-        is_all_trained = optimizer.freeze_rate == 0.0
+        is_all_trained = optimizer.trains_everything
         mask = _everything_trained(parameters) if is_all_trained else None
         state = State(mask, compact=is_all_trained)
     mask = None if state.mask is None else relabel(state.mask, parameters)

@@ -5,12 +5,13 @@ Every field is checked when it is read from JSON, so that later code can rely on
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
-from keras_freeze.masks.settings import Settings
+from keras_freeze.masks.distributions import check_distribution
+from keras_freeze.masks.settings import GLOBAL, Settings
 from keras_freeze.starts import BASE, SEED
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
@@ -158,7 +159,7 @@ class Header:
             described["generator"] = self.generator
         described["variables"] = [record.to_json() for record in self.records]
         if self.settings:
-            described["settings"] = [list(astuple(settings)) for settings in self.settings]
+            described["settings"] = [settings.to_json() for settings in self.settings]
         if self.num_rescued:
             described["num_rescued"] = self.num_rescued
         if self.decay_scale is not None:
@@ -260,6 +261,7 @@ class Header:
         has_keys = any(part.key is not None for part in self.mask_parts)
         is_new = [r.grid is not None or r.is_changed or r.has_differences for r in self.records]
         is_new += ["base" in self.model, self.stream is not None]
+        is_new += [settings.distribution != GLOBAL for settings in self.settings]
         return 2 if has_keys or any(is_new) else 1
 
     @property
@@ -278,7 +280,8 @@ class Header:
 
 
 def _settings(value: Any) -> Settings:
-    freeze_rate, criterion, frozen_weights, seed = check_type("settings", value, list)
+    freeze_rate, criterion, frozen_weights, seed, *rest = check_type("settings", value, list)
+    (distribution,) = rest or [GLOBAL]
     rate = check_finite("freeze_rate", freeze_rate)
     if not 0.0 <= rate <= 1.0:
         raise FreezeFileError(f"freeze_rate is {rate}")
@@ -287,4 +290,5 @@ def _settings(value: Any) -> Settings:
         check_type("criterion", criterion, str),
         check_type("frozen_weights", frozen_weights, str),
         check_json_int("seed", seed, 2**32),
+        check_distribution(distribution),
     )
