@@ -18,6 +18,7 @@ CHANGES = {
     "l2": 0.1,
     "exclude": "head",
     "seed": 3,
+    "distribution": {"head": 0.25},
 }
 
 
@@ -53,6 +54,7 @@ def test_a_setting_cannot_be_changed_once_it_has_decided(name):
         ("l2", -1, ValueError),
         ("exclude", 3, TypeError),
         ("seed", -1, ValueError),
+        ("distribution", "even", ValueError),
     ],
 )
 def test_a_wrong_setting_is_refused_when_it_is_set(name, value, error):

@@ -170,6 +170,11 @@ def vocabularies(header):
     ]
 
 
+def settings_of(header):
+    """What decided the masks: (freeze_rate, criterion, frozen_weights, seed, distribution)."""
+    return [tuple(one if len(one) > 4 else [*one, "global"]) for one in header.get("settings", [])]
+
+
 def _integer(data):
     return int.from_bytes(data, "little")
 

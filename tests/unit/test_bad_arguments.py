@@ -36,6 +36,10 @@ def freeze_mask(**given):
     kf.FreezeMask(**{"entries": [], **given})
 
 
+def from_scores(**given):
+    kf.FreezeMask.from_scores(**{"scores": [np.ones(3)], "freeze_rate": 0.5, **given})
+
+
 def compute_saliency(**given):
     kf.compute_saliency(**{"model": compiled(), "x": X, "y": Y, **given})
 
@@ -83,6 +87,7 @@ NOT_COUNTS = [0, -1, 1.5, "2", True]
 NOT_SEEDS = [-1, 2**32, 0.5, "0", None, True]
 NOT_LOSSES = ["mse of course", keras.losses.MeanSquaredError, 3, {"fc": "mse"}]
 NOT_CRITERIA = ["snipe", kf.criteria.GraSP, 3, None]
+NOT_DISTRIBUTIONS = ["even", None, 0.5, {}, {"fc": 2}, {"fc": "0.5"}, {3: 0.5}, ["fc"], dict]
 NOT_INITIALIZERS = ["glorot", keras.initializers.HeNormal, 3, OBJECTS]
 
 ARGUMENTS = [
@@ -150,6 +155,8 @@ ARGUMENTS = [
     (optimizer, "l2", [-1.0, float("inf"), float("nan"), "0.1", None, True]),
     (optimizer, "exclude", [3, [3], keras.layers.Dense, "fc//kernel", ""]),
     (optimizer, "seed", NOT_SEEDS),
+    (optimizer, "distribution", NOT_DISTRIBUTIONS),
+    (from_scores, "distribution", [*NOT_DISTRIBUTIONS, {"fc": 0.5}]),
     (kf.criteria.GraSP, "temperature", [0, -1.0, float("inf"), "200", None, True]),
     (kf.criteria.GraSP, "samples_per_class", [0, -1, 1.5, "10", True]),
     (history, "x", [*NOT_DATA, None, iter([X])]),
