@@ -1,8 +1,11 @@
 """Where the freezing rate applies: the same masks by `freeze` and by the first batch, and files."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
+from file_layout import sealed
 from format_reader import read, settings_of
 from helpers import (
     assert_frozen_bits_kept,
@@ -24,7 +27,8 @@ from keras_freeze.masks.selection import rescue_index
 from keras_freeze.optimizer.processes import _facts
 from keras_freeze.storage.container import read_container
 
-pytestmark = pytest.mark.cases(None, tensorflow=3, jax=3)
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 X, Y = blobs()
 RATE = 0.87
@@ -84,6 +88,7 @@ def weights_of(model):
     return [v for v in model.trainable_variables if is_weight(v)]
 
 
+@pytest.mark.cases(None, tensorflow=4, jax=4)
 @pytest.mark.parametrize("way", ["freeze", "first batch", "first batch, compiled by XLA"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_largest_scores_of_each_layer_are_trained(name, way):
@@ -109,6 +114,7 @@ def test_criteria_without_data_train_as_many_weights_both_ways(name, criterion):
     assert kf.get_mask(by_freeze) == kf.get_mask(by_batch)
 
 
+@same_on_all
 @pytest.mark.parametrize("arguments", [{"criterion": "grasp"}, {"criterion": lambda w, g: g * w}])
 def test_signed_scores_train_as_many_weights(arguments):
     for name, distribution in DISTRIBUTIONS.items():
@@ -164,6 +170,7 @@ def test_masks_are_drawn_with_the_same_numbers(name):
     assert counts(model) == COUNTS[name]
 
 
+@same_on_all
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_report_counts_what_is_trained(name):
     report = kf.report(decided("freeze", DISTRIBUTIONS[name]))
@@ -230,6 +237,7 @@ def test_a_pattern_may_match_a_weight_that_has_no_gradient_in_a_train_step():
 # Settings
 
 
+@same_on_all
 @pytest.mark.parametrize("name", ["global", *DISTRIBUTIONS])
 def test_another_optimizer_inherits_the_mask_with_the_same_distribution_only(name):
     distribution = DISTRIBUTIONS.get(name, "global")
@@ -292,6 +300,7 @@ def test_keras_files_keep_the_distribution(name, way, tmp_path):
     assert kf.get_mask(model) != mask
 
 
+@same_on_all
 def test_weights_do_not_bring_a_mask_of_another_distribution(tmp_path):
     decided("freeze", "erk").save_weights(tmp_path / "model.weights.h5")
     model = compiled(network(), freezer("uniform"))
@@ -302,6 +311,7 @@ def test_weights_do_not_bring_a_mask_of_another_distribution(tmp_path):
     assert counts(model) == COUNTS["erk"]
 
 
+@same_on_all
 def test_patterns_with_the_name_of_the_model_are_kept_by_files(tmp_path):
     distribution = {"conv_net/conv1/kernel": 0.5}
     model = decided("freeze", distribution)
@@ -320,6 +330,7 @@ def test_patterns_with_the_name_of_the_model_are_kept_by_files(tmp_path):
         fit(loaded, X, Y)  # the mask is inherited
 
 
+@same_on_all
 @pytest.mark.parametrize("criterion", ["snip", "random", "magnitude"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_files_keep_the_distribution_and_derive_masks(name, criterion, tmp_path):
@@ -346,6 +357,7 @@ def test_files_keep_the_distribution_and_derive_masks(name, criterion, tmp_path)
         fit(loaded, X, Y)
 
 
+@same_on_all
 def test_files_of_global_masks_do_not_name_the_distribution(tmp_path):
     model = decided("freeze", "global")
     kf.save(model, tmp_path / "model.freeze")
@@ -354,6 +366,32 @@ def test_files_of_global_masks_do_not_name_the_distribution(tmp_path):
     assert "distribution" not in header["model"]["compile_config"]["optimizer"]["config"]
     assert settings_of(header) == [(RATE, "snip", "keep", 0, "global")]
     assert (tmp_path / "model.freeze").read_bytes()[8] == 1
+
+
+@same_on_all
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ["even"],
+        [[]],
+        [[["a", 2]]],
+        [[["a", True]]],
+        [[[1, 0.5]]],
+        [3],
+        [None],
+        [[["a"]]],
+        ["erk", 0],
+    ],
+)
+def test_files_with_another_distribution_are_refused(rest, tmp_path):
+    path = tmp_path / "model.freeze"
+    kf.save(decided("freeze", "erk"), path)
+    container = read_container(path)
+    container.header["settings"] = [[RATE, "snip", "keep", 0, *rest]]
+    sections = container.mask, container.exponents, container.mantissas
+    path.write_bytes(sealed(json.dumps(container.header).encode(), *sections, version=2))
+    with pytest.raises(kf.FreezeFileError, match="header of the file is not valid"):
+        kf.load(path)
 
 
 def test_a_loop_of_ones_own_decides_by_its_first_step():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
+from keras_freeze.masks.frozen_variables import decisions_about
 
 FOLDER = Path(__file__).parents[1] / "golden"
 
@@ -22,6 +23,10 @@ FILES = {
     "version1_delta": (
         "a744442e2a464baa605c6517d356cb358d9ff2e51f3fe50f09faf01a9f0f37f9",
         "version1_keep",
+    ),
+    "version2_distribution": (
+        "e5416d23b4ca05e1a8750563e040667669ebe8be8c5cd5f99451257999ee468f",
+        None,
     ),
     "version2_drawn": ("37fcd2ff20e5c86fe6718bb5e8e4283aa8026c2845731e996a04f0e8b693dbe6", None),
     "version2_grid": ("016dc4eff442239ce2417923ce8556ac4bb687aeb87b300735d98a5c3887e53b", None),
@@ -50,6 +55,18 @@ def test_released_files_keep_loading(name):
         on_base = kf.load(path)
         kf.apply_delta(on_base, FOLDER / f"{name}.freeze")
         assert digest_of(on_base) == digest
+
+
+def test_settings_of_released_files_keep_their_meaning():
+    for name, distribution in [
+        ("version1_settings", "global"),
+        ("version2_distribution", (("conv*", 0.5), ("fc2/kernel", 0.75))),
+    ]:
+        model = kf.load(FOLDER / f"{name}.freeze")
+        assert model.optimizer.settings.distribution == distribution
+        (decision,) = decisions_about(model.trainable_variables)
+        assert decision.settings == model.optimizer.settings
+    assert [int(entry.trained.sum()) for entry in kf.get_mask(model).entries] == [18, 72, 10]
 
 
 def test_a_released_file_trains_on():
