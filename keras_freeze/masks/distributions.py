@@ -91,6 +91,7 @@ def groups_of(
     shapes: Sequence[tuple[int, ...]],
     paths: Sequence[str],
     all_paths: Sequence[str] | None = None,
+    must_match: bool = True,
 ) -> list[Group]:
     """Return which weights are compared with each other, and how many of each group are trained.
 
@@ -109,6 +110,7 @@ def groups_of(
         shapes: The shapes of the weight variables, in order.
         paths: Their paths.
         all_paths: The paths that patterns may match, if these are more than `paths`.
+        must_match: Whether a pattern for which no path is left is an error.
 
     Raises:
         TypeError: If the rate is not a number.
@@ -116,13 +118,14 @@ def groups_of(
             only some that an earlier pattern matches already.
 
     Example:
-        >>> [group.num_trained for group in groups_of("uniform", 0.9, [(5, 3), (5, 5)], ["a", "b"])]
+        >>> [group.num_trained for group in groups_of("uniform", 0.9, [(5, 3), (5, 6)], ["a", "b"])]
         [1, 3]
     """
     rate = check_freeze_rate(freeze_rate)
     sizes = [math.prod(shape) for shape in shapes]
     if isinstance(distribution, tuple):
-        return _groups_by_pattern(distribution, rate, sizes, paths, all_paths or paths)
+        rates = rates_of_paths(distribution, all_paths or paths, must_match)
+        return _groups_by_rate(rates, rate, sizes, paths)
     if distribution == GLOBAL:
         return [Group(tuple(range(len(sizes))), num_trained_weights(rate, sum(sizes)), rate < 1)]
     if distribution == "uniform":
@@ -188,14 +191,9 @@ def round_to_sum(shares: Sequence[Fraction]) -> list[int]:
     return counts
 
 
-def _groups_by_pattern(
-    patterns: tuple[tuple[str, float], ...],
-    freeze_rate: float,
-    sizes: Sequence[int],
-    paths: Sequence[str],
-    all_paths: Sequence[str],
+def _groups_by_rate(
+    rates: Mapping[str, float], freeze_rate: float, sizes: Sequence[int], paths: Sequence[str]
 ) -> list[Group]:
-    rates = rates_of_paths(patterns, all_paths)
     own = [(index, rates[path]) for index, path in enumerate(paths) if path in rates]
     groups = [Group((i,), num_trained_weights(rate, sizes[i]), rate < 1) for i, rate in own]
     rest = tuple(index for index, path in enumerate(paths) if path not in rates)
@@ -206,7 +204,7 @@ def _groups_by_pattern(
 
 
 def rates_of_paths(
-    patterns: tuple[tuple[str, float], ...], paths: Sequence[str]
+    patterns: tuple[tuple[str, float], ...], paths: Sequence[str], must_match: bool = True
 ) -> dict[str, float]:
     """Return the rates of the paths that patterns match; the first one that matches counts.
 
@@ -215,7 +213,8 @@ def rates_of_paths(
     all paths or of none, is left out, unless a pattern then matches nothing.
 
     Raises:
-        ValueError: If a pattern matches nothing, or only what an earlier one matches already.
+        ValueError: If a pattern matches nothing, or only what an earlier one matches already, and
+            `must_match` is true.
 
     Example:
         >>> rates_of_paths((("conv*", 0.5),), ["net/conv1/kernel", "net/fc1/kernel"])
@@ -230,7 +229,7 @@ def rates_of_paths(
         found = [path for path in unique if _matches(expression, short[path])]
         found = found or [path for path in unique if _matches(expression, path)]
         new = [path for path in found if path not in rates]
-        if not new:
+        if not new and must_match:
             shown = ", ".join(map(repr, list(short.values())[:12])) or "none"
             more = f", ... ({len(short)} in all)" if len(short) > 12 else ""
             raise ValueError(

@@ -17,10 +17,9 @@ from keras_freeze._utils.validation import (
     value_error,
 )
 from keras_freeze.criteria.criteria import check_criterion
-from keras_freeze.masks.distributions import check_distribution, rates_of_paths
+from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
-from keras_freeze.masks.settings import Distribution
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.grid_training import rounded_step
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, walk
@@ -128,16 +127,6 @@ def check_precision(parameters: Sequence[Parameter], frozen_weights: str) -> Non
                 "float32, as they are with mixed precision, or float64. "
                 f"Received: {p.path!r} of dtype {dtype}"
             )
-
-
-def check_patterns(parameters: Sequence[Parameter], distribution: Distribution) -> None:
-    """Check that each pattern of a distribution matches a weight.
-
-    Raises:
-        ValueError: if one does not; the message names it.
-    """
-    if parameters and isinstance(distribution, tuple):
-        rates_of_paths(distribution, [p.path for p in parameters if p.is_frozen_candidate])
 
 
 def warn_of_constraints(

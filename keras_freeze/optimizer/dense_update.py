@@ -44,7 +44,9 @@ class DenseUpdate(Update):
         self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
         # Shapes and paths tell how many weights of which variables the first batch chooses.
         candidates = [parameters[position] for position in self._candidates]
-        self._groups = optimizer.groups(candidates, parameters)
+        # Layers may have become untrainable since a mask or a configuration was saved.
+        must_match = mask is None and not optimizer.plan.is_from_config
+        self._groups = optimizer.groups(candidates, parameters, must_match)
         self._num_trained = sum(group.num_trained for group in self._groups)
         self._warns_of_unknown = not optimizer.trains_everything
         self._rescued = {

@@ -162,16 +162,20 @@ class FreezeOptimizer(MaskedOptimizer):
         return not any([self.freeze_rate, *own])
 
     def groups(
-        self, candidates: Sequence[Parameter], parameters: Sequence[Parameter]
+        self,
+        candidates: Sequence[Parameter],
+        parameters: Sequence[Parameter],
+        must_match: bool = True,
     ) -> list[Group]:
         """Return which weights are compared with each other, and how many of them are trained.
 
         Args:
             candidates: the weights that have scores.
             parameters: all variables; patterns may match weights that have no score.
+            must_match: whether a pattern of the distribution that matches no weight is an error.
 
         Raises:
-            ValueError: if a pattern of the distribution matches no weight.
+            ValueError: if one matches none.
         """
         return groups_of(
             self.distribution,
@@ -179,6 +183,7 @@ class FreezeOptimizer(MaskedOptimizer):
             [tuple(p.variable.shape) for p in candidates],
             [p.path for p in candidates],
             [p.path for p in parameters if p.is_frozen_candidate],
+            must_match,
         )
 
     def build(self, variables: Sequence[Variable]) -> None:

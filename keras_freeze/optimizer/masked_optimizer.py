@@ -16,7 +16,7 @@ from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.settings import Distribution, Settings
 from keras_freeze.optimizer import saving
-from keras_freeze.optimizer.arguments import check_patterns, check_precision
+from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.dense_update import DenseUpdate
@@ -155,7 +155,6 @@ class MaskedOptimizer(DelegatingOptimizer):
         backend.check_strategy(variables, list(walk(self)))
         parameters = classify(variables, self.exclude)
         check_precision(parameters, self.frozen_weights)
-        check_patterns(parameters, self.distribution)
         return parameters
 
     def set_mask(

@@ -301,6 +301,28 @@ def test_keras_files_keep_the_distribution(name, way, tmp_path):
 
 
 @same_on_all
+@pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Lamb])
+@pytest.mark.parametrize("way", ["freeze", "first batch"])
+def test_a_layer_with_a_rate_of_its_own_may_become_untrainable(way, inner, tmp_path):
+    distribution = {"fc2": 0.875, "conv*": 0.5}
+    model = compiled(network(), kf.FreezeOptimizer(inner(0.1), RATE, distribution=distribution))
+    if way == "freeze":
+        kf.freeze(model, X, Y)
+    fit(model, X, Y)
+    mask = kf.get_mask(model)
+    model.get_layer("fc2").trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    compiled(model, freezer(distribution))
+    for one in (model, loaded):
+        fit(one, X, Y)
+        for name in ("conv1/kernel", "fc1/kernel", "head/kernel"):
+            assert np.array_equal(kf.get_mask(one)[name], mask[name])
+    with pytest.raises(ValueError, match="'fc2'"):
+        kf.freeze(model, X, Y, overwrite=True)
+
+
+@same_on_all
 def test_weights_do_not_bring_a_mask_of_another_distribution(tmp_path):
     decided("freeze", "erk").save_weights(tmp_path / "model.weights.h5")
     model = compiled(network(), freezer("uniform"))

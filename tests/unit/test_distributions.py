@@ -1,5 +1,6 @@
 """Where a freezing rate applies: exact numbers of trained weights, patterns, and the choice."""
 
+import doctest
 import fnmatch
 import math
 from decimal import Decimal
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import keras_freeze as kf
+from keras_freeze.masks import distributions
 from keras_freeze.masks.distributions import (
     check_distribution,
     erk_shares,
@@ -198,6 +200,11 @@ def test_a_pattern_that_earlier_ones_leave_nothing_is_named():
         rates(("conv*", 0.5), ("conv1", 0.9))
 
 
+def test_patterns_need_not_match_what_is_loaded():
+    patterns = (("fc9", 0.5), ("conv1", 0.9))
+    assert rates_of_paths(patterns, PATHS, must_match=False) == {"net/conv1/kernel": 0.9}
+
+
 def test_what_no_pattern_matches_has_one_threshold():
     shapes = [(10,), (20,), (30,), (40,)]
     groups = groups_of((("conv*", 0.75),), 0.9, shapes, PATHS)
@@ -267,6 +274,12 @@ def test_global_is_the_default():
     mask = kf.FreezeMask.from_scores(scores, 0.5, distribution="global")
     assert mask == kf.FreezeMask.from_scores(scores, 0.5)
     assert mask != kf.FreezeMask.from_scores(scores, 0.5, distribution="uniform")
+
+
+def test_the_examples_of_the_docstrings_run():
+    results = doctest.testmod(distributions)
+    assert results.attempted >= 5
+    assert results.failed == 0
 
 
 # What is accepted
