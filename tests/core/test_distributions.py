@@ -147,6 +147,7 @@ def test_a_rate_of_zero_leaves_the_rates_of_patterns(way):
     start = values_of(model.trainable_variables)
     model = decided(way, {"fc2": 0.5}, rate=0)
     assert counts(model) == [30, 160, 120, 90]
+    assert len(model.optimizer.starts) == 4  # what the weights were drawn from
     fit(model, X, Y, batch_size=8)
     assert_frozen_bits_kept(model.trainable_variables, kf.get_mask(model), start)
 
@@ -369,6 +370,7 @@ def test_files_keep_the_distribution_and_derive_masks(name, criterion, tmp_path)
         assert same_bits(value_of(one), value_of(other))
     if criterion != "snip":
         assert kf.storage.inspect(path).num_bytes["mask"] <= 8
+    assert path.read_bytes()[8] == 2
     found = read(path)
     assert [int(mask.sum()) for _, mask in sorted(found.masks.items())] == COUNTS[name]
     described = DISTRIBUTIONS[name]
