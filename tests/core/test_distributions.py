@@ -23,8 +23,10 @@ from helpers import (
 )
 
 import keras_freeze as kf
+from keras_freeze import backend
 from keras_freeze.masks.selection import rescue_index
-from keras_freeze.optimizer.processes import _facts
+from keras_freeze.optimizer.processes import check_agreement
+from keras_freeze.parameters import classify
 from keras_freeze.storage.container import read_container
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
@@ -272,12 +274,21 @@ def test_the_configuration_names_other_distributions_than_global():
     assert "distribution" not in freezer("global").get_config()
 
 
-def test_processes_must_have_the_same_distribution():
-    facts = {
-        name: _facts(compiled(network(), freezer(name)).optimizer) for name in ("global", "erk")
-    }
-    differing = [fact for fact in facts["erk"] if facts["erk"][fact] != facts["global"][fact]]
-    assert differing == ["settings of the FreezeOptimizer"]
+def test_processes_must_have_the_same_distribution(monkeypatch):
+    sent = []
+
+    def gather(content):
+        sent.append(content)
+        return sent
+
+    monkeypatch.setattr(backend, "SUMS_OVER_PROCESSES", True)
+    monkeypatch.setattr(backend, "num_processes", lambda: 2)
+    monkeypatch.setattr(backend, "gather_bytes", gather)
+    parameters = classify(network().trainable_variables)
+    for name in ("erk", "erk"):
+        check_agreement(freezer(name), parameters)
+    with pytest.raises(ValueError, match=r"settings of the FreezeOptimizer .* 0, 1 / 2"):
+        check_agreement(freezer("uniform"), parameters)
 
 
 # Files
