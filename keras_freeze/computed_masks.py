@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import criteria
+from keras_freeze import backend, criteria
 from keras_freeze.criteria.scoring import scores_of_gradients, scores_of_loss
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.processes import sum_of_processes
@@ -58,10 +58,10 @@ def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> Freez
     candidates = _candidates(with_gradient, optimizer)
     check_agreement(optimizer, parameters)
     groups = optimizer.groups(candidates, parameters)
-    gradients = sum_of_processes(
-        [recorded.gradients[id(p.variable)] for p in candidates], [p.variable for p in candidates]
-    )
-    scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
+    found = [recorded.gradients[id(p.variable)] for p in candidates]
+    with backend.own_values(variables):
+        gradients = sum_of_processes(found, [p.variable for p in candidates])
+        scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
     return _mask_of_scores(candidates, scores, groups, optimizer)
 
 

@@ -5,6 +5,7 @@ import weakref
 from typing import Any
 
 import keras
+from keras import tree
 
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import check_instance
@@ -242,4 +243,7 @@ def build_model(model: keras.Model, batches: Batches | None) -> None:
         values_kept(model),
         data_errors(0),
     ):
+        # Processes that share variables build them of other batches.
+        if backend.STEPS_ARE_STATELESS and backend.num_processes() > 1:
+            x = tree.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
         model(x)

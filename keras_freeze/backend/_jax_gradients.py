@@ -21,6 +21,7 @@ import numpy as np
 
 from keras_freeze import _keras_private
 from keras_freeze._utils.overrides import override
+from keras_freeze.backend._jax_processes import summed_over_devices
 
 # Whether functions that are traced keep a mask as a constant.
 TRACES_MASKS = True
@@ -54,15 +55,15 @@ class PartlyTrained:
 
 def value_and_grad(
     function: Callable[..., Any],
-    kernels: Callable[[], Mapping[int, tuple[Any, int]]],
+    kernels: Callable[[], Mapping[int, tuple[Any, Any]]],
     has_aux: bool,
 ) -> Callable[..., Any]:
     """Return what `jax.value_and_grad(function)` does, with some gradients as `PartlyTrained`.
 
     Args:
         function: of the values of the trainable variables and anything else.
-        kernels: returns the variables that are trained in part, by position among those, and how
-            many of their entries are trained.
+        kernels: returns the variables that are trained in part, by position among those, and the
+            flat indices of their trained entries.
         has_aux: as of JAX.
     """
 
@@ -80,7 +81,7 @@ def value_and_grad(
 
 def restrict_train_step(
     model: keras.Model,
-    kernels: Callable[[], Mapping[int, tuple[Any, int]]],
+    kernels: Callable[[], Mapping[int, tuple[Any, Any]]],
 ) -> None:
     """Let a model differentiate as `value_and_grad` does, where its training step is Keras's own.
 
@@ -92,13 +93,18 @@ def restrict_train_step(
     if any(getattr(kind, n) is not getattr(keras.Model, n) or n in vars(model) for n in names):
         return
     reference = weakref.ref(model)
+    outer = getattr(model, "optimizer", None)
+    takes_arrays = isinstance(outer, keras.optimizers.LossScaleOptimizer)
 
     def train_step(state: Any, data: Any) -> Any:
         values, *rest = state
-        state = (_with_vectors(values, kernels()), *rest)
+        if not takes_arrays:
+            state = (_with_vectors(values, kernels()), *rest)
         return kind.train_step(reference(), state, data)
 
     def compute_loss_and_updates(values: Any, *args: Any, **kwargs: Any) -> Any:
+        if takes_arrays and kwargs.get("training"):
+            values = _with_own_vectors(values, kernels())
         with _differentiated_with(values, kernels()):
             return kind.compute_loss_and_updates(reference(), whole(values), *args, **kwargs)
 
@@ -106,11 +112,21 @@ def restrict_train_step(
     override(model, "compute_loss_and_updates", compute_loss_and_updates)
 
 
-def _with_vectors(values: Sequence[Any], kernels: Mapping[int, tuple[Any, int]]) -> list[Any]:
+def _with_vectors(values: Sequence[Any], kernels: Mapping[int, tuple[Any, Any]]) -> list[Any]:
     values = list(values)
-    for position, (_, count) in kernels.items():
+    for position, (_, indices) in kernels.items():
         kernel = values[position]
-        values[position] = PartlyTrained(kernel, jnp.zeros((count,), kernel.dtype))
+        values[position] = PartlyTrained(kernel, jnp.zeros(indices.value.shape, kernel.dtype))
+    return values
+
+
+def _with_own_vectors(values: Sequence[Any], kernels: Mapping[int, tuple[Any, Any]]) -> list[Any]:
+    """Return kernels with vectors that pass their gradients on to the kernels, which are dense."""
+    values = list(values)
+    for position, (_, indices) in kernels.items():
+        entries = jnp.reshape(values[position], -1)[indices.value]
+        vector = entries - jax.lax.stop_gradient(entries)
+        values[position] = PartlyTrained(values[position], vector)
     return values
 
 
@@ -121,7 +137,7 @@ def whole(values: Any) -> Any:
 
 @contextlib.contextmanager
 def _differentiated_with(
-    values: Sequence[Any], kernels: Mapping[int, tuple[Any, int]]
+    values: Sequence[Any], kernels: Mapping[int, tuple[Any, Any]]
 ) -> Iterator[None]:
     """Let layers give the gradients of trained entries to the vectors among `values`."""
     before = _vectors()
@@ -179,7 +195,8 @@ def with_gradient(
     def backward(residuals: Any, upstream: Any) -> tuple[Any, None, Any]:
         inputs, value = residuals
         transposed = jax.linear_transpose(lambda x: function(x, value.astype(x.dtype)), inputs)
-        return transposed(upstream)[0], None, kernel_gradient(inputs, upstream)
+        gradient = summed_over_devices(kernel_gradient, inputs, upstream)
+        return transposed(upstream)[0], None, gradient
 
     restricted.defvjp(forward, backward)
     return restricted(inputs, value, vector)

@@ -100,7 +100,7 @@ def without_gradients() -> contextlib.AbstractContextManager[None]:
 
 def value_and_grad(
     function: Callable[..., Any],
-    kernels: Callable[[], Mapping[int, tuple[Any, int]]],
+    kernels: Callable[[], Mapping[int, tuple[Any, Any]]],
     has_aux: bool,
 ) -> Callable[..., Any]:
     """Do nothing but refuse: other backends do not differentiate functions."""
@@ -111,7 +111,7 @@ def value_and_grad(
 
 
 def restrict_train_step(
-    model: keras.Model, kernels: Callable[[], Mapping[int, tuple[Any, int]]]
+    model: keras.Model, kernels: Callable[[], Mapping[int, tuple[Any, Any]]]
 ) -> None:
     """Do nothing: layers alone decide what is differentiated."""
 
@@ -154,7 +154,7 @@ def check_strategy(variables: Sequence[Any], optimizers: Sequence[Any]) -> None:
 
 
 def outside_strategy() -> contextlib.AbstractContextManager[None]:
-    """Return a scope in which no strategy of `tf.distribute` is in force."""
+    """Return a scope in which nothing is distributed over devices or processes."""
     return contextlib.nullcontext()
 
 
@@ -205,6 +205,26 @@ def gather_bytes(content: bytes) -> list[bytes]:
 def sum_over_processes(tensor: Any) -> Any:
     """Return the sum of the processes' tensors: that of the only one."""
     return tensor
+
+
+def are_shared(variables: Sequence[Any]) -> bool:
+    """Return whether variables are on the devices of several processes: no, each has its own."""
+    return False
+
+
+def trains_alone(variables: Sequence[Any]) -> bool:
+    """Return whether each of several processes computes gradients by its own batches alone."""
+    return False
+
+
+def own_values(variables: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a scope that does nothing: a process computes alone unless it is told otherwise."""
+    return contextlib.nullcontext()
+
+
+def reduces_gradients() -> bool:
+    """Return whether compact gradients of layers save the exchange of dense ones: no."""
+    return False
 
 
 def mean_over_processes(tensors: Sequence[Any]) -> list[Any]:

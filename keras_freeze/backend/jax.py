@@ -15,6 +15,8 @@ from keras_freeze import _keras_private
 from keras_freeze._utils.overrides import override, remove_overrides
 from keras_freeze.backend._jax_gradients import *  # noqa: F403
 from keras_freeze.backend._jax_gradients import Constant, PartlyTrained
+from keras_freeze.backend._jax_processes import *  # noqa: F403
+from keras_freeze.backend._jax_processes import whole_array
 
 VERSION = jax.__version__
 
@@ -28,11 +30,6 @@ DATA_ERRORS: tuple[Any, ...] = (jax.errors.JaxRuntimeError,)
 def is_out_of_memory(error: Any) -> bool:
     """Return whether one of `DATA_ERRORS` is about memory and not about the data."""
     return "RESOURCE_EXHAUSTED" in str(error)
-
-
-def num_processes() -> int:
-    """Return how many processes train together, each with its own part of the data."""
-    return int(jax.process_count())
 
 
 class _Scope(keras.StatelessScope):
@@ -295,7 +292,7 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
 
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
-    array = np.array(_tensor(value))
+    array = whole_array(_tensor(value))
     # See `held_dtype`.
     if isinstance(value, keras.Variable) and value.dtype in ("float64", "int64", "uint64"):
         return array.astype(value.dtype, copy=False)

@@ -15,6 +15,7 @@ from keras_freeze.gradients.loss import (
     loss_gradients,
     loss_scale,
 )
+from keras_freeze.gradients.processes import alone
 from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers, build_model, check_model
 from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
@@ -78,7 +79,7 @@ def scores_of_loss(
         outer: the optimizer that gets the model's gradients, which may scale the loss.
     """
     grasp = criteria.as_grasp(criterion)
-    with backend.outside_strategy():
+    with backend.outside_strategy(), alone(model):
         scale = loss_scale(outer)
         if grasp is not None:
             return _grasp_scores(model, parameters, batches, grasp, loss, scale)

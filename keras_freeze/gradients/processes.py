@@ -4,9 +4,25 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 from keras import ops
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
+from keras_freeze.gradients.preserve import held_by, variables_among
+
+
+def alone(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """Return a scope in which each of several processes computes with a model by itself.
+
+    Where the processes share the model's variables, what is assigned to them is forgotten.
+    """
+    if backend.num_processes() == 1:  # without looking for them
+        return contextlib.nullcontext()
+    variables = variables_among(held_by(model))
+    generator = _keras_private.global_seed_generator()
+    if generator is not None:
+        variables.append(generator.state)
+    return backend.own_values(variables)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from keras_freeze.gradients.preserve import (
     trained_variables,
     variables_among,
 )
+from keras_freeze.gradients.processes import alone
 from keras_freeze.gradients.recording import (
     RecordedGradients,
     Recorder,
@@ -81,7 +82,13 @@ def _recorded_gradients(model: keras.Model, batches: Batches) -> list[RecordedGr
 def _records_of(
     model: keras.Model, batches: Batches, scope: contextlib.AbstractContextManager[Any]
 ) -> list[RecordedGradients]:
-    with everything_kept(model), recording() as recorder, scope, backend.outside_strategy():
+    with (
+        alone(model),
+        everything_kept(model),
+        recording() as recorder,
+        scope,
+        backend.outside_strategy(),
+    ):
         for number, (data, recorder.weight) in enumerate(batches.items):
             weights = KeptValues(trained_variables(model, held_by(model)))
             with data_errors(number):

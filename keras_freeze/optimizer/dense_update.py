@@ -62,6 +62,8 @@ class DenseUpdate(Update):
         }
         # Whether the mask was given: while JAX traces a step, the variables have no values.
         self._is_given = mask is not None
+        # The same holds for this.
+        self._trains_alone = backend.trains_alone([p.variable for p in parameters])
         # Whether the variable `_decided` need not be read from a device again.
         self._is_settled = False
         self._build_inner([p.variable for p in parameters])
@@ -196,7 +198,7 @@ class DenseUpdate(Update):
     def _decide(self, step: Step) -> None:
         """Compute the mask of the weights and gradients of this batch (the paper's algorithm 1)."""
         if not self._is_given:
-            criteria.check_one_process()
+            self._check_decides_for_all()
         if self._criterion == criteria.RANDOM:
             self._set_masks({position: mask.value for position, mask in self._masks.items()}, True)
             return
@@ -232,6 +234,16 @@ class DenseUpdate(Update):
         with backend.after(checks):
             # XLA cannot raise: there, a batch that is not finite does not decide.
             self._set_masks(self._top(scores), ops.all(ops.stack(finite)))
+
+    def _check_decides_for_all(self) -> None:
+        criteria.check_one_process()
+        if self._trains_alone:
+            raise ValueError(
+                "Each of several processes would choose by its own batch, so that their masks "
+                "would differ. Set a `keras.distribution.DataParallel` before the model is built, "
+                "so that they train it together, or call `keras_freeze.freeze` in all of them. "
+                f"Received: {backend.num_processes()} processes"
+            )
 
     def _scores(self, position: int, gradient: Any) -> Any:
         parameter = self.parameters[position]

@@ -214,6 +214,8 @@ class FreezeOptimizer(MaskedOptimizer):
             keras.name_scope(self.name),
         ):
             self._inherit_state(parameters)
+            state = self.plan.state
+            self._check_shared(parameters, None if state is None else state.mask)
             self._find_model([p for p in parameters if p.is_frozen_candidate])
             if backend.CREATES_VARIABLES_TOGETHER:
                 check_agreement(self, parameters)

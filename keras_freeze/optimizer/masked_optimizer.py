@@ -139,6 +139,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         parameters = self._checked(variables)
         if state is not None and state.mask is not None:
             relabel(state.mask, parameters)  # raises now, while nothing has changed
+        self._check_shared(parameters, None if state is None else state.mask)
         if self.update is not None:
             with backend.strategy_scope(self):
                 copies = fresh_copies(self.inner_optimizer)
@@ -242,12 +243,24 @@ class MaskedOptimizer(DelegatingOptimizer):
     def _check_agreement(self) -> None:
         """Check, in the first step of an update and its mask, that other processes have the same.
 
+        Where processes share variables, that is checked before: in the step, these have no values.
+
         Raises:
             ValueError: in all processes, if they do not.
         """
-        if self.update is not self.__dict__["agreed_update"] and backend.SUMS_OVER_PROCESSES:
+        is_agreed = self.update is self.__dict__["agreed_update"] or backend.STEPS_ARE_STATELESS
+        if backend.SUMS_OVER_PROCESSES and not is_agreed:
             check_agreement(self, self.parameters)
             self.__dict__["agreed_update"] = self.update
+
+    def _check_shared(self, parameters: Sequence[Parameter], mask: FreezeMask | None) -> None:
+        """Check, before a mask is set, that processes which share the variables set the same.
+
+        Raises:
+            ValueError: in all processes, if they do not.
+        """
+        if backend.are_shared([p.variable for p in parameters]):
+            check_agreement(self, parameters, mask)
 
     def _register(self) -> None:
         assert self.update is not None
@@ -302,6 +315,8 @@ class MaskedOptimizer(DelegatingOptimizer):
         """
         with exclusive(self):
             update = self.update
+            if update is not None:
+                self._check_shared(update.parameters, state.mask)
             self.__dict__["_starts"] = dict(state.starts)
             if update is None:
                 self.plan = replace(self.plan, state=state)

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_freeze import backend
 from keras_freeze.gradients.processes import with_gradient_anywhere
+from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.parameters import Parameter
 
 if TYPE_CHECKING:
@@ -71,12 +72,15 @@ class SharedGradients:
         return [next(means) if is_expected else None for is_expected in expected]
 
 
-def check_agreement(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter]) -> None:
+def check_agreement(
+    optimizer: "MaskedOptimizer", parameters: Sequence[Parameter], mask: FreezeMask | None = None
+) -> None:
     """Check that all processes have the same settings, variables, mask and weights.
 
     Args:
         optimizer: the FreezeOptimizer, which need not be built.
         parameters: its variables, classified.
+        mask: the mask that it gets. None: it has it already, or there is none.
 
     Raises:
         ValueError: in all processes, if they do not.
@@ -84,7 +88,7 @@ def check_agreement(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter
     with backend.across_processes([p.variable for p in parameters]):
         if backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES:
             return
-        facts = _facts(optimizer, parameters)
+        facts = _facts(optimizer, parameters, optimizer.mask if mask is None else mask)
         everyone = backend.gather_bytes(b"".join(facts.values()))
     for number, what in enumerate(facts):
         part = slice(_DIGEST_SIZE * number, _DIGEST_SIZE * (number + 1))
@@ -101,9 +105,10 @@ def check_agreement(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter
             )
 
 
-def _facts(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter]) -> dict[str, bytes]:
+def _facts(
+    optimizer: "MaskedOptimizer", parameters: Sequence[Parameter], mask: FreezeMask | None
+) -> dict[str, bytes]:
     """Return digests of what processes must agree on, by name."""
-    mask = optimizer.mask
     variables = [
         (tuple(p.variable.shape), str(p.variable.dtype), p.kind, p.excluded) for p in parameters
     ]

@@ -15,7 +15,8 @@ class Block:
     """The rows and columns of a kernel that hold its trained weights, and the gradient in them.
 
     `operation` is what the kernel's layer computes; `takes_rows` and `takes_columns` tell whether
-    only some rows, or columns, are multiplied.
+    only some rows, or columns, are multiplied. `indices` holds the flat indices of the trained
+    weights.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Block:
         self._takes_columns = takes_columns
         # Another mask may have as many trained entries in more rows.
         self.variables = [backend.vector_of_any_length(part) for part in self._parts(trained)]
-        self._indices, self._rows, self._columns, self._inside = self.variables
+        self.indices, self._rows, self._columns, self._inside = self.variables
 
     def assign(self, trained: np.ndarray) -> None:
         """Set another mask with as many trained weights."""
@@ -45,12 +46,12 @@ class Block:
         """Compute the kernel's gradient at its trained entries."""
         if self.num_trained == 0:
             values = ops.zeros((0,), self._dtype)
-            return backend.compact_gradient(values, self._indices, self._shape)
+            return backend.compact_gradient(values, self.indices, self._shape)
         rows = self._rows if self._takes_rows else None
         columns = self._columns if self._takes_columns else None
         product = self.operation.gradient(inputs, upstream, rows, columns, self._shape)
         values = ops.cast(backend.gather(product, self._inside), self._dtype)
-        return backend.compact_gradient(values, self._indices, self._shape)
+        return backend.compact_gradient(values, self.indices, self._shape)
 
     def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
         """Return the trained entries, their rows and columns, and where in the block they are."""

@@ -50,7 +50,9 @@ def restrict_gradients(model: keras.Model) -> list[str]:
     attention layers included), Conv1D to Conv3D, DepthwiseConv and SeparableConv then get the
     gradient of the trained entries alone. All else is as before, the layers' outputs and what is
     saved or exported included. On JAX this is so in `fit` and
-    `train_on_batch`; use `keras_freeze.value_and_grad` in training steps of your own.
+    `train_on_batch`; use `keras_freeze.value_and_grad` in training steps of your own. There, with
+    `keras.distribution.DataParallel`, the devices then exchange these gradients alone, and all such
+    layers have them, whether that is faster on one device or not.
 
     Args:
         model: a model with a FreezeOptimizer. Without a mask, or where the optimizer uses the
@@ -81,7 +83,7 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
 
     Left alone are layers with a regularizer on a kernel, with LoRA or quantization, of other
     classes than Dense, EinsumDense, Conv1D to Conv3D, DepthwiseConv1D and 2D, SeparableConv1D and
-    2D, and those where it would not be faster.
+    2D, and those where it would not be faster. Where devices exchange gradients, it always is.
     """
     optimizer = optimizer_in_training(model)
     _restore(model, optimizer)
@@ -102,6 +104,8 @@ def restrict_where_trained(model: keras.Model) -> list[str]:
                 way = cheapest_block(
                     operation.matrices(trained), places, operation.ways, operation.costs
                 )
+                if way is None and backend.reduces_gradients():
+                    way = (False, False)
                 if way is not None:
                     update.blocks[position] = Block(operation, kernel, trained, *way)
             if len(update.blocks) > num_blocks:
@@ -330,10 +334,11 @@ def _optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
     """Return the FreezeOptimizer that gets a model's gradients, if they may be compact."""
     optimizer = optimizer_in_training(model)
     is_outer = outer_optimizer_in_training(model) is optimizer
-    return optimizer if is_outer or backend.COMPACT_GRADIENTS_ARE_TENSORS else None
+    accepts = is_outer or backend.COMPACT_GRADIENTS_ARE_TENSORS or backend.reduces_gradients()
+    return optimizer if accepts else None
 
 
-def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any, int]]:
+def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any, Any]]:
     """Return the kernels of a model whose gradients are restricted in its training step."""
     trained = model()
     optimizer = None if trained is None else _optimizer_of(trained)
@@ -343,11 +348,11 @@ def _kernels_of(model: Callable[[], keras.Model | None]) -> dict[int, tuple[Any,
     return _kernels_with_blocks(optimizer) if has_all else {}
 
 
-def _kernels_with_blocks(optimizer: FreezeOptimizer) -> dict[int, tuple[Any, int]]:
+def _kernels_with_blocks(optimizer: FreezeOptimizer) -> dict[int, tuple[Any, Any]]:
     """Return the kernels with restricted gradients, by position, and their trained entries."""
     update = optimizer.compact_update
     blocks = {} if update is None else update.blocks
-    return {p: (optimizer.built_variables[p], block.num_trained) for p, block in blocks.items()}
+    return {p: (optimizer.built_variables[p], block.indices) for p, block in blocks.items()}
 
 
 def _broadcast_bias(layer: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_freeze import initializers
+from keras_freeze import backend, initializers
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze._utils.validation import check_bool, value_error
 from keras_freeze.grids import STORED_DTYPES, Bits, Grid
@@ -279,7 +279,9 @@ def check_loads_again(model: keras.Model, header: Header, include_optimizer: boo
     _check_allowed(header.model)
     random_state = random.getstate()  # Keras draws default seeds from it
     try:
-        with only_announced([(r.shape, r.dtype) for r in header.records]):
+        # Perhaps no other process saves: the model is not distributed over them.
+        announced = only_announced([(r.shape, r.dtype) for r in header.records])
+        with announced, backend.outside_strategy():
             built = build_model(header.model, compile=True)
             set_vocabularies(built, header.vocabularies)
         check_variables(header, variables_of(built))

@@ -28,7 +28,15 @@ _PRELUDES = {
 import torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ARGUMENTS["timeout"]))
 """,
-    "jax": "",
+    "jax": """
+import jax, keras
+if COUNT > 1:  # as keras.distribution.initialize does, which has no argument for timeouts
+    jax.distributed.initialize(
+        os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"], COUNT, RANK,
+        heartbeat_timeout_seconds=ARGUMENTS["timeout"],
+        shutdown_timeout_seconds=ARGUMENTS["timeout"],
+    )
+""",
     "tensorflow": """
 import tensorflow as tf
 tf.config.set_visible_devices([], "GPU")
@@ -105,6 +113,7 @@ def _environment(rank, count, ports):
         "MASTER_PORT": str(ports[0]),
         "GLOO_SOCKET_IFNAME": "lo",
         "TF_CONFIG": json.dumps(task),
+        "JAX_PLATFORMS": "cpu",
         "OMP_NUM_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
