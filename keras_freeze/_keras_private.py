@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state, stateless_scope
+from keras.src.backend.common import dtypes, global_state, stateless_scope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.common.variables import Variable as _Variable
 from keras.src.saving.serialization_lib import ObjectSharingScope
@@ -52,10 +52,7 @@ def clear_losses(model: Any) -> None:
 
 
 def build_symbolically(model: Any, data: Any) -> None:
-    """Build a model, its metrics, loss and optimizer for a batch of data, as `fit` does.
-
-    `Trainer._symbolic_build`.
-    """
+    """Build a model, metrics, loss and optimizer as `fit` does: `Trainer._symbolic_build`."""
     model._symbolic_build(data_batch=data)
 
 
@@ -215,6 +212,28 @@ def set_shape_check(method: Callable[[Any, Any], Any]) -> None:
 def no_autocast() -> contextlib.AbstractContextManager[Any]:
     """Return a scope in which variables keep their dtype inside layers: `AutocastScope`."""
     return AutocastScope(None)
+
+
+@contextlib.contextmanager
+def autocast_to_float64() -> Iterator[None]:
+    """Let variables be float64, and operations on float64 give float64 on all backends.
+
+    `AutocastScope`; `dtypes.BIT64_TO_BIT32_DTYPE`, the table by which they give float32 on JAX and
+    PyTorch.
+    """
+    table = dtypes.BIT64_TO_BIT32_DTYPE
+    before = table["float64"]
+    table["float64"] = "float64"
+    try:
+        with AutocastScope("float64"):
+            yield
+    finally:
+        table["float64"] = before
+
+
+def set_dtype_policy(layer: Any, policy: Any) -> None:
+    """Set the policy of one layer, past a map that others share: `Layer._dtype_policy`."""
+    layer._dtype_policy = policy
 
 
 def in_stateless_scope() -> bool:

@@ -1,5 +1,7 @@
 """Masks that a criterion computes: from the gradients of a loss, or of a model's `train_step`."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -20,15 +22,16 @@ from keras_freeze.parameters import Parameter, classify, frozen_candidates, warn
 def mask_of_loss(
     model: keras.Model,
     parameters: list[Parameter],
-    batches: Batches,
+    batches: Batches | None,
     optimizer: FreezeOptimizer,
     loss: Any,
     outer: Any,
 ) -> FreezeMask:
-    """Compute a mask from the gradients of the loss that `fit` minimizes.
+    """Compute a mask from the gradients of the loss that `fit` minimizes, in one step or several.
 
     Args:
         parameters: all variables that the FreezeOptimizer updates, classified.
+        batches: None for a criterion that needs no data.
         optimizer: the FreezeOptimizer, with the settings.
         loss: one loss, as in `freeze`. None: the one that the model is compiled with.
         outer: the optimizer that `optimizer` is inside of, which may scale the loss.
@@ -36,22 +39,56 @@ def mask_of_loss(
     candidates = _candidates(parameters, optimizer)
     check_agreement(optimizer, parameters)
     groups = optimizer.groups(candidates, parameters)
-    scores = scores_of_loss(
-        model, candidates, batches, optimizer.criterion, seed=optimizer.seed, loss=loss, outer=outer
+    score = functools.partial(
+        scores_of_loss,
+        model,
+        candidates,
+        batches,
+        optimizer.criterion,
+        seed=optimizer.seed,
+        loss=loss,
+        outer=outer,
     )
-    return _mask_of_scores(candidates, scores, groups, optimizer)
+    masks = None
+    for rate in _rates_before(optimizer):
+        groups_before = optimizer.groups(candidates, parameters, rate=rate)
+        mask = _mask_of_scores(candidates, score(masks=masks), masks, groups_before, optimizer)
+        masks = [mask[p.variable] for p in candidates]
+    return _mask_of_scores(candidates, score(masks=masks), masks, groups, optimizer)
 
 
-def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> FreezeMask:
+def _rates_before(optimizer: FreezeOptimizer) -> list[Callable[[float], float]]:
+    """Return for each step before the last one what it makes of a final rate.
+
+    There are none where frozen weights stay in the network: nothing would change between steps.
+    """
+    criterion = criteria.as_iterative(optimizer.criterion)
+    if criterion is None or optimizer.frozen_weights != "zero":
+        return []
+    if optimizer.rates <= {0.0, 1.0}:  # the scores decide nothing
+        return []
+    return [functools.partial(criterion.rate, step=step) for step in range(1, criterion.steps)]
+
+
+def mask_of_recorded(
+    recorded: RecordedGradients, variables: list[Any], num_batches: int
+) -> FreezeMask:
     """Compute a mask from the gradients that a `train_step` has passed to a FreezeOptimizer.
 
     `variables` are all that the FreezeOptimizer updates; what came without a gradient is trained.
+    `num_batches` is how many batches the gradients are the sums of.
     """
     optimizer = recorded.optimizer
-    if criteria.as_grasp(optimizer.criterion) is not None:
+    criteria.check_gradients_suffice(
+        optimizer.criterion,
+        "A model's own `train_step` does not provide that: give `freeze` a `loss`, or use another "
+        "criterion.",
+    )
+    if optimizer.criterion == criteria.FISHER and num_batches > 1:
         raise ValueError(
-            'The criterion "grasp" needs the Hessian of the loss, which a model\'s own '
-            "`train_step` does not provide: give `freeze` a `loss`, or use another criterion."
+            'The criterion "fisher" squares the gradient of each batch, and those of a model\'s '
+            "own `train_step` are summed before: give `freeze` a `loss`, or one batch. "
+            f"Received: {num_batches} batches"
         )
     parameters = classify(variables, optimizer.exclude)
     with_gradient = [p for p in parameters if id(p.variable) in recorded.gradients]
@@ -62,7 +99,7 @@ def mask_of_recorded(recorded: RecordedGradients, variables: list[Any]) -> Freez
     with backend.own_values(variables):
         gradients = sum_of_processes(found, [p.variable for p in candidates])
         scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
-    return _mask_of_scores(candidates, scores, groups, optimizer)
+    return _mask_of_scores(candidates, scores, None, groups, optimizer)
 
 
 def _candidates(parameters: list[Parameter], optimizer: FreezeOptimizer) -> list[Parameter]:
@@ -76,10 +113,13 @@ def _candidates(parameters: list[Parameter], optimizer: FreezeOptimizer) -> list
 def _mask_of_scores(
     candidates: list[Parameter],
     scores: list[np.ndarray],
+    masks: list[np.ndarray] | None,
     groups: list[Group],
     optimizer: FreezeOptimizer,
 ) -> FreezeMask:
-    if not any(array.any() for array in scores):
+    """Return the mask; `masks` tell what is in the network that has been scored."""
+    left = scores if masks is None else [s[m] for s, m in zip(scores, masks, strict=True)]
+    if any(array.size for array in left) and not any(array.any() for array in left):
         criteria.warn_of_zero_scores(stacklevel=5)
     return mask_of_groups(
         scores,

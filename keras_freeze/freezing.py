@@ -141,7 +141,7 @@ def freeze(
         if freeze_rate is not None:
             scopes.enter_context(_at_rate(optimizers.all, freeze_rate))
         whole = None
-        if mask is None and loss is None and has_own_train_step(model):
+        if mask is None and loss is None and _decides_by_step(model, optimizers):
             masks = _freeze_by_train_step(model, optimizers, batches)
         elif mask is not None and optimizer is None and optimizers.outside:
             masks, whole = _freeze_by_parts(model, optimizers.all, mask)
@@ -224,6 +224,14 @@ def _look_up_optimizers(model: keras.Model, optimizer: Any) -> ModelOptimizers:
     return optimizers
 
 
+def _decides_by_step(model: keras.Model, optimizers: ModelOptimizers) -> bool:
+    """Return whether the model's own `train_step` is to decide what is trained."""
+    inside = optimizers.inside
+    if len(inside) == 1 and not criteria.needs_data(inside[0].criterion):
+        return False
+    return has_own_train_step(model)
+
+
 def _freeze_by_loss(
     model: keras.Model,
     optimizers: ModelOptimizers,
@@ -238,9 +246,9 @@ def _freeze_by_loss(
     variables = _variables_in_fit(model, optimizers.outer, optimizer)
     parameters = classify(variables, optimizer.exclude)
     if mask is None:
-        new_mask = mask_of_loss(
-            model, parameters, _required_batches(batches), optimizer, loss, optimizers.outer
-        )
+        if criteria.needs_data(optimizer.criterion):
+            batches = _required_batches(batches)
+        new_mask = mask_of_loss(model, parameters, batches, optimizer, loss, optimizers.outer)
     else:
         new_mask = mask_from(mask, parameters)
     return [_NewMask(optimizer, variables, new_mask)]
@@ -260,11 +268,13 @@ def _freeze_by_train_step(
     if isinstance(optimizers.outer, keras.optimizers.MultiOptimizer):
         _build_optimizer(model, optimizers.outer)  # it assigns variables to its parts there
     masks = []
-    for recorded in recorded_gradients(model, _required_batches(batches)):
+    batches = _required_batches(batches)
+    for recorded in recorded_gradients(model, batches):
         optimizer = recorded.optimizer
         _check_not_frozen(model, [optimizer], list(recorded.variables.values()), None)
         variables = _variables_in_step(model, optimizers, recorded)
-        masks.append(_NewMask(optimizer, variables, mask_of_recorded(recorded, variables)))
+        new_mask = mask_of_recorded(recorded, variables, batches.num_wholes)
+        masks.append(_NewMask(optimizer, variables, new_mask))
     return masks
 
 

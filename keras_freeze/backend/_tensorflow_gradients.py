@@ -21,7 +21,8 @@ def gradients(
     """Return `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
     with all_gradients(), tf.GradientTape() as tape:
         value = loss()
-        scaled = value * tf.cast(scale, value.dtype)
+        # Not cast from float32, which a Python number is taken for.
+        scaled = value * tf.cast(tf.constant(scale, tf.float64), value.dtype)
     grads = tape.gradient(scaled, [tensor_variable(v) for v in variables])
     return value, [None if g is None else to_dense(g) for g in grads]
 

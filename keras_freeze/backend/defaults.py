@@ -146,6 +146,11 @@ def slots_of_zeros(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which tensors may be of float64: they may be anywhere."""
+    return contextlib.nullcontext()
+
+
 # Several devices and processes
 
 

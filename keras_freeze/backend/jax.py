@@ -101,6 +101,13 @@ def gradients(
     return value, grads
 
 
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+    """Return a scope in which tensors may be of float64."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    return jax.experimental.enable_x64()  # type: ignore[attr-defined] # before JAX 0.8
+
+
 def hessian_products(
     loss: Callable[[], Any], variables: Sequence[Any], vectors: Sequence[Any], scale: float = 1.0
 ) -> tuple[Any, list[Any]]:

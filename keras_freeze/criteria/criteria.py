@@ -9,11 +9,13 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.criteria.grasp_criterion import GRASP, GraSP, as_grasp
+from keras_freeze.criteria.iterative import SYNFLOW, IterativeCriterion, as_iterative
 
+FISHER = "fisher"
 RANDOM = "random"
 
 
-Criterion = Callable[[Any, Any], Any] | GraSP
+Criterion = Callable[[Any, Any], Any] | GraSP | IterativeCriterion
 
 
 def snip(weights: Any, gradients: Any) -> Any:
@@ -26,47 +28,88 @@ def magnitude(weights: Any, gradients: Any) -> Any:
     return ops.abs(weights)
 
 
-CRITERIA: dict[str, Callable[[Any, Any], Any]] = {"snip": snip, "magnitude": magnitude}
+def smallest_magnitude(weights: Any, gradients: Any) -> Any:
+    """Compute -|w|: the smallest initial weights are trained."""
+    return ops.negative(ops.abs(weights))
+
+
+def fisher(weights: Any, gradients: Any) -> Any:
+    """Compute the squared gradient of one batch, the diagonal of its empirical Fisher matrix."""
+    return ops.square(gradients)
+
+
+CRITERIA: dict[str, Callable[[Any, Any], Any]] = {
+    "snip": snip,
+    "magnitude": magnitude,
+    "smallest_magnitude": smallest_magnitude,
+    FISHER: fisher,
+}
 
 
 def check_criterion(criterion: str | Criterion) -> str | Criterion:
     """Check a criterion and return it.
 
     Args:
-        criterion: "snip", "grasp", "magnitude", "random", a `GraSP`, or a function of the weights
-            and the gradients of one variable, both float32 of the variable's shape, that returns
-            scores of that shape. The highest scores are trained. To be used in the first batch,
-            while a graph is traced, it must be made of `keras.ops`.
+        criterion: a name of "snip", "magnitude", "smallest_magnitude", "fisher", "random", "grasp"
+            and "synflow"; a `GraSP`; an `IterativeCriterion`; or a function of the weights and the
+            gradients of one variable, both float32 of the variable's shape, that returns scores of
+            that shape. The highest scores are trained. To be used in the first batch, while a
+            graph is traced, it must be made of `keras.ops`.
 
     Raises:
         ValueError: for an unknown name.
         TypeError: for anything else.
     """
-    names = sorted([*CRITERIA, GRASP, RANDOM])
+    names = sorted([*CRITERIA, GRASP, RANDOM, SYNFLOW])
     accepted = (
-        f"one of {', '.join(map(repr, names))}, a GraSP or a function of weights and gradients"
+        f"one of {', '.join(map(repr, names))}, a GraSP, an IterativeCriterion or a function of "
+        "weights and gradients"
     )
     if isinstance(criterion, str):
         if criterion not in names:
             raise value_error("criterion", criterion, accepted)
-    elif isinstance(criterion, type) or not (isinstance(criterion, GraSP) or callable(criterion)):
+        return criterion
+    is_object = isinstance(criterion, (GraSP, IterativeCriterion))
+    if isinstance(criterion, type) or not (is_object or callable(criterion)):
         raise type_error("criterion", criterion, accepted)
     return criterion
 
 
+def check_gradients_suffice(criterion: str | Criterion, instead: str) -> None:
+    """Check that a criterion needs no more than one gradient of each weight.
+
+    Args:
+        instead: what to do otherwise.
+
+    Raises:
+        ValueError: for GraSP and the criteria in steps.
+    """
+    if as_grasp(criterion) is not None:
+        raise ValueError(f'The criterion "{GRASP}" needs the Hessian of the loss. {instead}')
+    if as_iterative(criterion) is not None:
+        raise ValueError(
+            "A criterion in steps needs passes of its own over the network. "
+            f"{instead} Received: criterion={criterion!r}"
+        )
+
+
 def in_words(criterion: str | Criterion) -> str:
     """Return a criterion's name with its settings; for a function its module and name."""
-    if isinstance(criterion, str) and criterion != GRASP:
-        return criterion
-    grasp = as_grasp(criterion)
+    grasp, iterative = as_grasp(criterion), as_iterative(criterion)
     if grasp is not None:
         return repr(grasp)
+    if iterative is not None:
+        module = type(iterative).__module__
+        is_own = module.startswith("keras_freeze.")
+        return repr(iterative) if is_own else f"{module}.{iterative!r}"
+    if isinstance(criterion, str):
+        return criterion
     name = getattr(criterion, "__qualname__", type(criterion).__qualname__)
     return f"{criterion.__module__}.{name}"
 
 
 def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -> Any:
-    """Compute the scores of a variable by "snip", "magnitude" or a function, in float32.
+    """Compute the scores of a variable by a name of `CRITERIA` or a function, in float32.
 
     Args:
         weights, gradients: tensors of one shape and any float dtype; `gradients` may be None where
@@ -77,7 +120,7 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
         ValueError: if a custom criterion returns another shape.
     """
     function = CRITERIA[criterion] if isinstance(criterion, str) else criterion
-    assert not isinstance(function, GraSP)
+    assert not isinstance(function, (GraSP, IterativeCriterion))
     weights = ops.cast(ops.stop_gradient(ops.convert_to_tensor(weights)), "float32")
     gradients = ops.zeros_like(weights) if gradients is None else ops.cast(gradients, "float32")
     scores = function(weights, gradients)

@@ -1,6 +1,6 @@
 """The scores of a model's weights: one pass over data, and a criterion."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -8,12 +8,14 @@ import numpy as np
 from keras import tree
 
 from keras_freeze import backend, criteria
+from keras_freeze.criteria.iterative_scoring import iterative_scores
 from keras_freeze.gradients.data import Batch, Batches, preprocessed
 from keras_freeze.gradients.loss import (
     check_takes_logits,
     hessian_gradient_products,
     loss_gradients,
     loss_scale,
+    squared_gradients,
 )
 from keras_freeze.gradients.processes import alone
 from keras_freeze.masks.ranked import random_scores
@@ -23,7 +25,7 @@ from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
 
 def compute_saliency(
     model: keras.Model,
-    x: Any,
+    x: Any = None,
     y: Any = None,
     criterion: str | criteria.Criterion = "snip",
     *,
@@ -33,8 +35,9 @@ def compute_saliency(
 
     Args:
         model: a built model; compiled, unless `loss` is given.
-        x, y: one batch of arrays, or a dataset whose first batch is used.
-        criterion: as in FreezeOptimizer.
+        x, y: one batch of arrays, or a dataset whose first batch is used. "synflow" needs none.
+        criterion: as in FreezeOptimizer. One in steps gives the scores of its first step, of the
+            network before anything is pruned.
         loss: one loss, as in `freeze`, instead of the compiled one.
 
     Returns:
@@ -51,7 +54,9 @@ def compute_saliency(
     """
     check_model(model)
     criterion = criteria.check_criterion(criterion)
-    batches = Batches(*preprocessed(model, x, y, None), 1, None)
+    batches = None
+    if x is not None or criteria.needs_data(criterion):
+        batches = Batches(*preprocessed(model, x, y, None), 1, None)
     build_model(model, batches)
     parameters = [p for p in classify(model.trainable_variables) if p.kind == WEIGHT]
     paths = [p.path for p in parameters]
@@ -65,25 +70,34 @@ def compute_saliency(
 def scores_of_loss(
     model: keras.Model,
     parameters: list[Parameter],
-    batches: Batches,
+    batches: Batches | None,
     criterion: str | criteria.Criterion,
     *,
     seed: int,
     loss: Any,
     outer: Any,
+    masks: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Compute the float32 scores of weights by the loss that `fit` minimizes.
 
     Args:
+        batches: None for a criterion that needs no data.
         loss: one loss, as in `freeze`. None: the one that the model is compiled with.
         outer: the optimizer that gets the model's gradients, which may scale the loss.
+        masks: for a criterion in steps, the weights that are in the network; None for all.
     """
-    grasp = criteria.as_grasp(criterion)
+    grasp, iterative = criteria.as_grasp(criterion), criteria.as_iterative(criterion)
+    variables = [p.variable for p in parameters]
     with backend.outside_strategy(), alone(model):
         scale = loss_scale(outer)
+        if iterative is not None:
+            return iterative_scores(model, parameters, batches, iterative, masks, loss, scale)
+        assert batches is not None
         if grasp is not None:
             return _grasp_scores(model, parameters, batches, grasp, loss, scale)
-        gradients = loss_gradients(model, [p.variable for p in parameters], batches, loss, scale)
+        if criterion == criteria.FISHER:
+            return _fisher_scores(model, parameters, batches, loss, scale)
+        gradients = loss_gradients(model, variables, batches, loss, scale)
         return scores_of_gradients(parameters, gradients, criterion, seed)
 
 
@@ -107,6 +121,18 @@ def scores_of_gradients(
     ]
 
 
+def _fisher_scores(
+    model: keras.Model, parameters: list[Parameter], batches: Batches, loss: Any, scale: float
+) -> list[np.ndarray]:
+    """Return the squared gradients of single batches, summed."""
+    variables = [p.variable for p in parameters]
+    squares = squared_gradients(model, variables, batches.wholes, loss, scale)
+    return [
+        np.zeros(tuple(v.shape), np.float32) if square is None else backend.to_numpy(square)
+        for v, square in zip(variables, squares, strict=True)
+    ]
+
+
 def _grasp_scores(
     model: keras.Model,
     parameters: list[Parameter],
@@ -116,7 +142,13 @@ def _grasp_scores(
     scale: float,
 ) -> list[np.ndarray]:
     if grasp.temperature != 1.0:
-        check_takes_logits(model, loss, grasp.temperature)
+        check_takes_logits(
+            model,
+            loss,
+            why='The criterion "grasp" divides the model\'s outputs by '
+            f"temperature={grasp.temperature}",
+            instead="criterion=GraSP(temperature=1.0)",
+        )
     if grasp.samples_per_class is not None:
         width = _output_width(model, next(iter(batches))[0])
         batches = criteria.first_of_each_class(batches, grasp.samples_per_class, width)

@@ -56,6 +56,17 @@ class Batches:
                 (keras.utils.pack_x_y_sample_weight(*parts), weight) for *parts, weight in pieces
             ]
 
+    @property
+    def num_wholes(self) -> int:
+        """How many batches these are: pieces of arrays are one."""
+        are_pieces = any(weight != 1.0 for _, weight in self.items)
+        return 1 if are_pieces else len(self.items)
+
+    @property
+    def wholes(self) -> list[list[Batch]]:
+        """The batches, each in its pieces."""
+        return [list(self)] if self.num_wholes == 1 else [[batch] for batch in self]
+
     def __iter__(self) -> Iterator[Batch]:
         for item, weight in self.items:
             yield (*keras.utils.unpack_x_y_sample_weight(item), weight)

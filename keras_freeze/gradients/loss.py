@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -35,6 +36,31 @@ def loss_gradients(
     The model's outputs are divided by `temperature` before the loss.
     """
     return _summed(backend.gradients, model, variables, batches, loss, scale, temperature)
+
+
+def squared_gradients(
+    model: keras.Model,
+    variables: list[Any],
+    groups: Iterable[Iterable[Batch]],
+    loss: Any,
+    scale: float,
+) -> list[Any]:
+    """Compute the float32 squares of the gradient of each group of batches, summed over groups.
+
+    The gradient of a group is that of all processes together.
+    """
+    loss_of = loss_function(model, loss, 1.0)
+    numbers = itertools.count()
+    total: list[Any] = [None] * len(variables)
+    with state_kept(model):
+        for group in groups:
+            numbered = zip(group, numbers)  # noqa: B905 - the numbers go on in the next group
+            with failing_together(variables):
+                gradients = _sum_of_batches(backend.gradients, loss_of, variables, numbered, scale)
+            for i, gradient in enumerate(sum_of_processes(gradients, variables)):
+                if gradient is not None:
+                    total[i] = _add(total[i], ops.square(gradient), 1.0)
+    return total
 
 
 def hessian_gradient_products(
@@ -82,15 +108,26 @@ def _summed(
     temperature: float,
 ) -> list[Any]:
     loss_of = loss_function(model, loss, temperature)
-    total: list[Any] = [None] * len(variables)
     with failing_together(variables), state_kept(model):
-        for number, (x, y, sample_weight, weight) in enumerate(batches):
-            of_batch = functools.partial(
-                compute, functools.partial(loss_of, x, y, sample_weight), variables
-            )
-            results = _finite_results(of_batch, scale, number)
-            total = [_add(t, r, weight) for t, r in zip(total, results, strict=True)]
+        total = _sum_of_batches(compute, loss_of, variables, zip(batches, itertools.count()), scale)
     return sum_of_processes(total, variables)
+
+
+def _sum_of_batches(
+    compute: Compute,
+    loss_of: Callable[[Any, Any, Any], Any],
+    variables: list[Any],
+    numbered: Iterable[tuple[Batch, int]],
+    scale: float,
+) -> list[Any]:
+    total: list[Any] = [None] * len(variables)
+    for (x, y, sample_weight, weight), number in numbered:
+        of_batch = functools.partial(
+            compute, functools.partial(loss_of, x, y, sample_weight), variables
+        )
+        results = _finite_results(of_batch, scale, number)
+        total = [_add(t, r, weight) for t, r in zip(total, results, strict=True)]
+    return total
 
 
 def _finite_results(compute: Compute, scale: float, number: int) -> list[Any]:
@@ -146,8 +183,8 @@ def loss_function(
     model: keras.Model, loss: Any, temperature: float
 ) -> Callable[[Any, Any, Any], Any]:
     """Return the function that computes a batch's loss in training mode, as `fit` does."""
-    call_arguments = {"training": True} if _takes_training(model.call) else {}
-    loss_arguments = {"training": True} if _takes_training(model.compute_loss) else {}
+    call_arguments = {"training": True} if takes_training(model.call) else {}
+    loss_arguments = {"training": True} if takes_training(model.compute_loss) else {}
 
     def predict(x: Any) -> Any:
         y_pred = model(x, **call_arguments)
@@ -174,7 +211,8 @@ def loss_function(
     return given_loss
 
 
-def _takes_training(function: Callable[..., Any]) -> bool:
+def takes_training(function: Callable[..., Any]) -> bool:
+    """Return whether a function, such as a model's `call`, has an argument `training`."""
     return "training" in inspect.signature(function).parameters
 
 
@@ -221,15 +259,22 @@ def _divided(y_pred: Any, temperature: float) -> Any:
     return tree.map_structure(divide, y_pred)
 
 
-def check_takes_logits(model: keras.Model, loss: Any, temperature: float) -> None:
-    """Check that no temperature is applied before a loss that takes probabilities."""
-    for one in tree.flatten(model.loss if loss is None else loss):
+def check_takes_logits(model: keras.Model, loss: Any, why: str, instead: str) -> None:
+    """Check that a criterion that needs logits is not used with a loss of probabilities.
+
+    Args:
+        why: what the criterion does, which is wrong for probabilities.
+        instead: another thing to do.
+
+    Raises:
+        ValueError: for a loss with `from_logits=False`.
+    """
+    for one in tree.flatten(getattr(model, "loss", None) if loss is None else loss):
         if _takes_probabilities(one):
             raise ValueError(
-                f'The criterion "grasp" divides the model\'s outputs by temperature={temperature}, '
-                "which is wrong for probabilities, and this loss has from_logits=False. Let the "
-                "model give logits and the loss take them (from_logits=True), or use "
-                f"criterion=GraSP(temperature=1.0). Received: loss={one!r}"
+                f"{why}, which is wrong for probabilities, and this loss has from_logits=False. "
+                "Let the model give logits and the loss take them (from_logits=True), or use "
+                f"{instead}. Received: loss={one!r}"
             )
 
 

@@ -258,6 +258,11 @@ def values_kept(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     return _put_back(KeptValues(variables))
 
 
+def variables_kept(variables: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    """Restore the values of variables."""
+    return _put_back(KeptValues(variables))
+
+
 def trained_variables(model: keras.Model, objects: Iterable[Any]) -> list[Any]:
     """Return what training steps change: trainable variables, and those of the optimizers."""
     of_optimizers = [

@@ -202,11 +202,9 @@ class DenseUpdate(Update):
         if self._criterion == criteria.RANDOM:
             self._set_masks({position: mask.value for position, mask in self._masks.items()}, True)
             return
-        if criteria.as_grasp(self._criterion) is not None:
-            raise ValueError(
-                'The criterion "grasp" needs the Hessian of the loss, which an optimizer does not '
-                "get. Call `keras_freeze.freeze(model, x, y)` before the first step."
-            )
+        criteria.check_gradients_suffice(
+            self._criterion, "Call `keras_freeze.freeze(model, x, y)` before the first step."
+        )
         gradients = {position: gradient for gradient, _, position in step}
         missing = [self.parameters[p].path for p in self._candidates if p not in gradients]
         if missing:

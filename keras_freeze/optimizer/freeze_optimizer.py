@@ -1,6 +1,6 @@
 """FreezeOptimizer: an optimizer that trains a few of a network's weights and freezes the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -155,17 +155,23 @@ class FreezeOptimizer(MaskedOptimizer):
         super().__setattr__(name, value)
 
     @property
-    def trains_everything(self) -> bool:
-        """Whether no weight is frozen, whatever its score."""
+    def rates(self) -> set[float]:
+        """All freezing rates: the one of the network, and those of the distribution's patterns."""
         distribution = self.distribution
         own = [rate for _, rate in distribution] if isinstance(distribution, tuple) else []
-        return not any([self.freeze_rate, *own])
+        return {self.freeze_rate, *own}
+
+    @property
+    def trains_everything(self) -> bool:
+        """Whether no weight is frozen, whatever its score."""
+        return not any(self.rates)
 
     def groups(
         self,
         candidates: Sequence[Parameter],
         parameters: Sequence[Parameter],
         must_match: bool = True,
+        rate: Callable[[float], float] = float,
     ) -> list[Group]:
         """Return which weights are compared with each other, and how many of them are trained.
 
@@ -173,13 +179,17 @@ class FreezeOptimizer(MaskedOptimizer):
             candidates: the weights that have scores.
             parameters: all variables; patterns may match weights that have no score.
             must_match: whether a pattern of the distribution that matches no weight is an error.
+            rate: what a step of a criterion in steps makes of each final rate.
 
         Raises:
             ValueError: if one matches none.
         """
+        distribution = self.distribution
+        if isinstance(distribution, tuple):
+            distribution = tuple((pattern, rate(own)) for pattern, own in distribution)
         return groups_of(
-            self.distribution,
-            self.freeze_rate,
+            distribution,
+            rate(self.freeze_rate),
             [tuple(p.variable.shape) for p in candidates],
             [p.path for p in candidates],
             [p.path for p in parameters if p.is_frozen_candidate],

@@ -214,6 +214,33 @@ def test_variables_keep_their_dtype_without_autocast():
     assert seen[-2:] == [("bfloat16", "float32"), ("float32", "float32")]
 
 
+def test_policy_of_one_layer_is_not_that_of_a_map():
+    policies = keras.dtype_policies.DTypePolicyMap(default_policy="float32")
+    first, second = (keras.layers.Dense(2, dtype=policies, name=name) for name in "ab")
+    for layer in (first, second):
+        layer.build((None, 3))
+    private.set_dtype_policy(first, keras.DTypePolicy("float64"))
+    assert (first.compute_dtype, second.compute_dtype) == ("float64", "float32")
+    private.set_dtype_policy(first, policies)
+    assert first.compute_dtype == "float32"
+    assert len(policies) == 0
+
+
+def test_sums_are_float64_inside_a_scope():
+    variable = keras.Variable(np.full(2, 1e30, "float32"))
+
+    def product():
+        value = keras.ops.matmul(variable[None], variable[:, None])
+        return keras.backend.standardize_dtype(value.dtype), float(keras.ops.sum(value))
+
+    assert product() == ("float32", np.inf)
+    with backend.double_precision(), private.autocast_to_float64():
+        dtype, value = product()
+    assert dtype == "float64"
+    assert np.isclose(value, 2e60)
+    assert product() == ("float32", np.inf)
+
+
 def test_each_new_variable_is_checked_before_it_has_its_memory():
     original, seen = private.shape_check(), []
 
