@@ -58,6 +58,9 @@ def freeze(
     statistics and random state included; with `frozen_weights="zero"` its frozen weights become
     zero. An optimizer that has run before is reset, except its iterations and learning rate.
 
+    Criteria in steps, such as "synflow", take several passes where `frozen_weights="zero"`: see
+    `keras_freeze.criteria.IterativeCriterion`.
+
     For a model with its own `train_step`, this step is run, and the gradients that it passes to
     FreezeOptimizers decide; everything is then restored. Several FreezeOptimizers get a mask each.
 
@@ -71,8 +74,10 @@ def freeze(
         x, y, sample_weight: arrays, or nested structures of arrays, that make up one batch; or `x`
             is a `tf.data.Dataset`, a `keras.utils.PyDataset` or another iterable of the batches
             that `fit` takes, of which the first `steps` are used. `fit`'s `class_weight` is not
-            known here: put it into `sample_weight`. A `train_step` gets a batch as in `fit`.
-        steps: how many batches of a dataset to use; their gradients are summed. Defaults to 1.
+            known here: put it into `sample_weight`. A `train_step` gets a batch as in `fit`. The
+            criterion "synflow" needs no data if the model is built and tells its input shape.
+        steps: how many batches of a dataset to use; their gradients are summed, for "fisher" their
+            squares. Defaults to 1.
         batch_size: splits arrays into pieces of this size to save memory; the gradient is still
             that of one batch (but each piece has its own statistics in BatchNormalization).
         mask: a mask to use instead, where True is trained: a FreezeMask; a mapping from the paths

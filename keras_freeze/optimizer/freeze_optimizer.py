@@ -57,10 +57,13 @@ class FreezeOptimizer(MaskedOptimizer):
             floor((1 - q) |W|) weights of the network are trained, plus one in each layer that would
             have none; `distribution` says in which layers. Defaults to 0.9.
         criterion: which weights are trained: the largest "snip" (|gradient * weight|, equation 1),
-            "magnitude" (|weight|), "random", "grasp" (weight * (Hessian * gradient), signed; see
-            `keras_freeze.criteria.GraSP`, which takes settings; it needs a call to `freeze`), or
-            those where a function of weights and gradients (both float32, of one variable's shape;
-            made of `keras.ops`) is largest. Defaults to "snip".
+            "magnitude" (|weight|), "smallest_magnitude" (-|weight|), "fisher" (squared gradient,
+            summed over batches), "random", "grasp" (weight * (Hessian * gradient), signed; see
+            `keras_freeze.criteria.GraSP`, which takes settings), "synflow" (see
+            `keras_freeze.criteria.SynFlow`), a `keras_freeze.criteria.IterativeSNIP`, `FORCE` or
+            other `IterativeCriterion`, or those where a function of weights and gradients (both
+            float32, of one variable's shape; made of `keras.ops`) is largest. GraSP and the
+            criteria in steps need a call to `freeze`. Defaults to "snip".
         frozen_weights: "keep" leaves frozen weights as they are (FreezeNet), "zero" sets them to
             zero (pruning: with "snip" this is SNIP), "decay" lets coupled weight decay shrink them
             (FreezeNet-WD; needs `l2 > 0` and a plain `SGD`). Defaults to "keep".

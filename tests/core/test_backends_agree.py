@@ -83,6 +83,9 @@ CASES = [
         *itertools.product(("snip",), FROZEN, WAYS),
         *itertools.product(("magnitude", "random"), ("keep",), WAYS),
         ("grasp", "keep", "freeze"),
+        ("synflow", "zero", "freeze"),
+        ("fisher", "keep", "first_batch"),
+        ("smallest_magnitude", "keep", "freeze"),
     ]
 ] + [
     (network, *choices)

@@ -26,7 +26,7 @@ BACKEND = keras.backend.backend()
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproducibility.md"
 OPTIMIZERS = {"sgd": lambda: sgd(0.05, momentum=0.9), "adam": lambda: keras.optimizers.Adam(0.01)}
-CRITERIA = ["snip", "magnitude", "random", "grasp"]
+CRITERIA = ["snip", "magnitude", "random", "grasp", "synflow", "fisher"]
 
 
 def data():

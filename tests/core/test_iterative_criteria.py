@@ -324,7 +324,11 @@ def test_statistics_count_with_their_absolute_values_in_inference_mode():
         np.testing.assert_allclose(found, np.abs(one), rtol=1e-5)
 
 
-FINGERPRINTS = {}
+FINGERPRINTS = {
+    "IterativeSNIP(steps=5)": "b70f5b197b6ea3ad",
+    "FORCE(steps=5)": "8fd9b10c90e176ff",
+    "SynFlow(steps=7)": "7afb43885e230291",
+}
 
 
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)

@@ -86,7 +86,7 @@ NOT_TARGETS = ["labels", int, OBJECTS, np.zeros(5)]
 NOT_COUNTS = [0, -1, 1.5, "2", True]
 NOT_SEEDS = [-1, 2**32, 0.5, "0", None, True]
 NOT_LOSSES = ["mse of course", keras.losses.MeanSquaredError, 3, {"fc": "mse"}]
-NOT_CRITERIA = ["snipe", kf.criteria.GraSP, 3, None]
+NOT_CRITERIA = ["snipe", kf.criteria.GraSP, kf.criteria.FORCE, 3, None]
 NOT_DISTRIBUTIONS = ["even", None, 0.5, {}, {"fc": 2}, {"fc": "0.5"}, {3: 0.5}, ["fc"], dict]
 NOT_INITIALIZERS = ["glorot", keras.initializers.HeNormal, 3, OBJECTS]
 
@@ -159,6 +159,10 @@ ARGUMENTS = [
     (from_scores, "distribution", [*NOT_DISTRIBUTIONS, {"fc": 0.5}]),
     (kf.criteria.GraSP, "temperature", [0, -1.0, float("inf"), "200", None, True]),
     (kf.criteria.GraSP, "samples_per_class", [0, -1, 1.5, "10", True]),
+    (kf.criteria.IterativeCriterion, "steps", NOT_COUNTS),
+    (kf.criteria.IterativeSNIP, "steps", NOT_COUNTS),
+    (kf.criteria.FORCE, "steps", NOT_COUNTS),
+    (kf.criteria.SynFlow, "steps", NOT_COUNTS),
     (history, "x", [*NOT_DATA, None, iter([X])]),
     (history, "y", NOT_TARGETS),
     (history, "sample_weight", ["weights", float, OBJECTS, np.zeros(5)]),

@@ -11,6 +11,7 @@ import pytest
 
 import keras_freeze
 from keras_freeze import _keras_private as private
+from keras_freeze import backend
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="of TensorFlow")
