@@ -15,8 +15,9 @@ class IterativeCriterion:
     """A criterion that scores a network several times while it is pruned; to be subclassed.
 
     It needs a call to `freeze`. In step t of T the network is scored, and its mask is computed as
-    for a rate of `rate(freeze_rate, t)`, the last one at `freeze_rate` itself. What this means for
-    a weight outside the mask depends on the FreezeOptimizer:
+    for a rate of `rate(freeze_rate, t)`, the last one at `freeze_rate` itself; so are the other
+    rates of a `distribution`. What this means for a weight outside the mask depends on the
+    FreezeOptimizer:
 
     - `frozen_weights="zero"` (pruning, as published): it is zero in the next step, so that the
       gradients are those of the pruned network.

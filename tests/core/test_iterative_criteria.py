@@ -1,6 +1,7 @@
 """Criteria in steps: SynFlow, SNIP in steps, FORCE; their networks and steps in NumPy."""
 
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -180,8 +181,51 @@ def test_score_of_the_whole_network_is_that_of_snip(criterion):
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
 def test_counts_are_exact(criterion, rate):
     model = relu_model(criterion, rate=rate)
-    mask = kf.freeze(model, *blobs())
+    with warnings.catch_warnings():
+        if rate != 0.99:  # of which two weights are left at last, on different paths
+            warnings.simplefilter("error")
+        mask = kf.freeze(model, *blobs())
     assert mask.num_trained - mask.num_rescued == {0.0: 144, 0.5: 72, 0.99: 1, 1.0: 0}[rate]
+
+
+@pytest.mark.parametrize("distribution", ["uniform", {"body": 0.5}, {"body": 0.0}, {"head": 1.0}])
+def test_distribution_holds_in_each_step(distribution):
+    """Each rate of a mapping is approached at its own pace; 0 and 1 are there at once."""
+    given, seen = [], []
+
+    class Spy(FORCE):
+        def rate(self, freeze_rate, step):
+            given.append(freeze_rate)
+            return super().rate(freeze_rate, step)
+
+        def score(self, weights, gradients, mask):
+            seen.append(int(keras.ops.sum(mask)))
+            return super().score(weights, gradients, mask)
+
+    model = relu_model(Spy(2), rate=0.75, distribution=distribution)
+    (x, y), values = blobs(), values_of(model.trainable_variables)
+    kf.freeze(model, x, y)
+    rates = {"body": 0.75, "head": 0.75, **(distribution if distribution != "uniform" else {})}
+    counts = [
+        [
+            int((1 - rate) ** part * size + 1e-9)
+            for rate, size in zip(rates.values(), (96, 48), strict=True)
+        ]
+        for part in (0.5, 1.0)
+    ]
+    assert seen == [96, 48, *counts[0]]
+    assert [mask.sum() for mask in masks_of(model)] == counts[1]
+    assert set(given) == {0.75, *rates.values()}
+    kernels = values[::2]
+    gradients_of, masks = loss_by_hand([(x, y)]), None
+    for step in counts:
+        gradients = gradients_of(values)
+        scores = [
+            whole(k.astype("float64"), g, None) for k, g in zip(kernels, gradients, strict=True)
+        ]
+        masks = [brute_force_mask([s], k)[0] for s, k in zip(scores, step, strict=True)]
+        values[::2] = [np.where(m, k, 0.0) for m, k in zip(masks, kernels, strict=True)]
+    assert equal(masks_of(model), masks)
 
 
 def test_rate_of_a_step_is_a_decimal_number():
@@ -465,9 +509,6 @@ class Interrupted(IterativeSNIP):
     def __init__(self, error):
         super().__init__(4)
         self.error = error
-
-    def rate(self, freeze_rate, step):
-        return super().rate(freeze_rate, step)
 
     def score(self, weights, gradients, mask):
         if not keras.ops.all(mask):
