@@ -137,8 +137,6 @@ def freeze(
     batches = None
     if x is not None:
         batches = Batches(*preprocessed(model, x, y, sample_weight), steps, batch_size)
-    if mask is None:
-        criteria.check_one_process()
     with contextlib.ExitStack() as scopes:
         if overwrite:
             scopes.enter_context(frozen_variables.overwriting())

@@ -13,9 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_freeze import _keras_private
 
-# Whether masks are decided by the gradients of all processes together.
-SUMS_OVER_PROCESSES = True
-
 
 def num_processes() -> int:
     """Return how many processes train together, each with its own part of the data."""

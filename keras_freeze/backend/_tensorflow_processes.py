@@ -9,9 +9,6 @@ import tensorflow as tf
 
 from keras_freeze.backend._tensorflow_distribution import outside_strategy, strategy_of
 
-# Whether masks are decided by the gradients of all processes together.
-SUMS_OVER_PROCESSES = True
-
 # Whether a variable gets the value that the first process gives it.
 CREATES_VARIABLES_TOGETHER = True
 

@@ -8,9 +8,6 @@ import keras
 import numpy as np
 import torch
 
-# Whether masks are decided by the gradients of all processes together.
-SUMS_OVER_PROCESSES = True
-
 
 def num_processes() -> int:
     """Return how many processes train together, each with its own part of the data."""

@@ -25,9 +25,6 @@ DEPTHWISE_GRADIENTS_ARE_DENSE = False
 # Whether every training step runs operation by operation, so that none was traced earlier.
 STEPS_ARE_EAGER = False
 
-# Whether masks are decided by the gradients of all processes together.
-SUMS_OVER_PROCESSES = False
-
 # Whether a variable gets the value that the first process gives it.
 CREATES_VARIABLES_TOGETHER = False
 
@@ -192,24 +189,9 @@ def across_processes(variables: Sequence[Any]) -> contextlib.AbstractContextMana
     return contextlib.nullcontext()
 
 
-def num_processes() -> int:
-    """Return how many processes train together: one, as `check_strategy` refuses several."""
-    return 1
-
-
 def averages_gradients(variables: Sequence[Any]) -> bool:
     """Return whether an optimizer has to average the gradients of several processes."""
     return False
-
-
-def gather_bytes(content: bytes) -> list[bytes]:
-    """Return what each process gives: this one alone."""
-    return [content]
-
-
-def sum_over_processes(tensor: Any) -> Any:
-    """Return the sum of the processes' tensors: that of the only one."""
-    return tensor
 
 
 def are_shared(variables: Sequence[Any]) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 from keras import ops
 
-from keras_freeze import backend
 from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.criteria.grasp_criterion import GRASP, GraSP, as_grasp
 from keras_freeze.criteria.iterative import SYNFLOW, IterativeCriterion, as_iterative
@@ -142,20 +141,3 @@ def warn_of_zero_scores(stacklevel: int = 2) -> None:
         "sample weights and the weights themselves.",
         stacklevel=stacklevel + 1,
     )
-
-
-def check_one_process() -> None:
-    """Check that this is not one of several processes that train together.
-
-    Raises:
-        ValueError: if there are several, each of which would choose by its own batch.
-    """
-    count = backend.num_processes()
-    if count > 1 and not backend.SUMS_OVER_PROCESSES:
-        raise ValueError(
-            "Each of several processes that train together would choose by its own batch, so that "
-            "their masks would differ. Freeze in a program of one process and save the mask there, "
-            "`keras_freeze.freeze(model, x, y).save(path)`; then pass it in all processes, "
-            "`keras_freeze.freeze(model, mask=keras_freeze.FreezeMask.load(path))`. "
-            f"Received: {count} processes"
-        )

@@ -38,7 +38,7 @@ def failing_together(variables: Sequence[Any]) -> Iterator[None]:
     except Exception as raised:
         error = raised
     with backend.across_processes(variables):
-        if error is None and (backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES):
+        if error is None and backend.num_processes() == 1:
             return
         everyone = backend.gather_bytes(bytes([error is not None]))
     if error is not None:
@@ -60,7 +60,7 @@ def with_gradient_anywhere(gradients: Sequence[Any]) -> list[bool]:
 def sum_of_processes(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return the sums of dense gradients over all processes, None where none has one."""
     with backend.across_processes(variables):
-        if backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES:
+        if backend.num_processes() == 1:
             return list(gradients)
         return [
             backend.sum_over_processes(ops.zeros(tuple(variable.shape)) if g is None else g)

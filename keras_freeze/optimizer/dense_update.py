@@ -234,7 +234,6 @@ class DenseUpdate(Update):
             self._set_masks(self._top(scores), ops.all(ops.stack(finite)))
 
     def _check_decides_for_all(self) -> None:
-        criteria.check_one_process()
         if self._trains_alone:
             raise ValueError(
                 "Each of several processes would choose by its own batch, so that their masks "

@@ -249,7 +249,7 @@ class MaskedOptimizer(DelegatingOptimizer):
             ValueError: in all processes, if they do not.
         """
         is_agreed = self.update is self.__dict__["agreed_update"] or backend.STEPS_ARE_STATELESS
-        if backend.SUMS_OVER_PROCESSES and not is_agreed:
+        if not is_agreed:
             check_agreement(self, self.parameters)
             self.__dict__["agreed_update"] = self.update
 

@@ -86,7 +86,7 @@ def check_agreement(
         ValueError: in all processes, if they do not.
     """
     with backend.across_processes([p.variable for p in parameters]):
-        if backend.num_processes() == 1 or not backend.SUMS_OVER_PROCESSES:
+        if backend.num_processes() == 1:
             return
         facts = _facts(optimizer, parameters, optimizer.mask if mask is None else mask)
         everyone = backend.gather_bytes(b"".join(facts.values()))

@@ -1,108 +1,14 @@
-"""Several processes or threads: what would tear a mask apart is refused, all else works."""
+"""Several threads: what would tear a mask apart is refused, all else works."""
 
 import threading
 
 import keras
 import pytest
-from helpers import blobs, compiled, fit, same_bits, sgd, two_dense_layers, values_of
+from helpers import blobs, compiled, fit, same_bits, two_dense_layers, values_of
 
 import keras_freeze as kf
-from keras_freeze import backend
 
 BACKEND = keras.backend.backend()
-
-
-@pytest.fixture
-def four_processes(monkeypatch):
-    if backend.SUMS_OVER_PROCESSES:
-        pytest.skip("processes decide together")
-    monkeypatch.setattr(backend, "num_processes", lambda: 4)
-
-
-def mask_from_one_process(path=None):
-    """A mask that is decided before there are several processes."""
-    model = compiled(two_dense_layers(seed=1))
-    mask = kf.freeze(model, *blobs())
-    if path is not None:
-        mask.save(path)
-    return mask
-
-
-def full_shape(criterion="snip"):
-    """An optimizer that updates whole variables."""
-    inner = sgd(use_ema=True)
-    return kf.FreezeOptimizer(inner, freeze_rate=0.75, criterion=criterion)
-
-
-@pytest.mark.parametrize("criterion", ["snip", "magnitude", "random", "grasp"])
-def test_one_of_several_processes_does_not_freeze_by_its_own_batch(four_processes, criterion):
-    optimizer = kf.FreezeOptimizer(sgd(), freeze_rate=0.75, criterion=criterion)
-    model = compiled(two_dense_layers(), optimizer)
-    before = values_of(model.variables)
-    with pytest.raises(ValueError, match=r"FreezeMask\.load.* Received: 4 processes"):
-        kf.freeze(model, *blobs())
-    assert kf.get_mask(model) is None
-    assert not optimizer.built
-    assert all(map(same_bits, before, values_of(model.variables)))
-
-
-def test_a_train_step_of_its_own_does_not_decide_in_several_processes(four_processes):
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.net = two_dense_layers()
-
-        def call(self, x):
-            return self.net(x)
-
-        def train_step(self, *arguments):
-            raise AssertionError("it is asked for nothing")
-
-    with pytest.raises(ValueError, match="Received: 4 processes"):
-        kf.freeze(compiled(Model()), *blobs())
-
-
-def test_the_first_batch_of_one_of_several_processes_does_not_decide(four_processes):
-    model = compiled(two_dense_layers())
-    with pytest.raises(ValueError, match="Received: 4 processes"):
-        fit(model, *blobs())
-    if BACKEND != "jax":  # whose `fit` takes variables away where a step fails
-        assert model.optimizer.mask is None
-
-
-@pytest.mark.parametrize("make_optimizer", [full_shape, lambda: None])
-def test_a_mask_from_elsewhere_is_trained_with_in_several_processes(
-    monkeypatch, tmp_path, make_optimizer
-):
-    mask = mask_from_one_process(tmp_path / "chosen.mask")
-    monkeypatch.setattr(backend, "num_processes", lambda: 4)
-    model = compiled(two_dense_layers(), make_optimizer())
-    assert kf.freeze(model, mask=kf.FreezeMask.load(tmp_path / "chosen.mask")) == mask
-    before = values_of(model.trainable_variables)
-    fit(model, *blobs())
-    assert_frozen_weights_kept(model, mask, before)
-    compiled(model, make_optimizer())  # a new optimizer takes the mask over
-    fit(model, *blobs())
-    assert kf.get_mask(model) == mask
-    assert_frozen_weights_kept(model, mask, before)
-
-
-def test_the_mask_of_a_file_is_trained_with_in_several_processes(monkeypatch, tmp_path):
-    model = compiled(two_dense_layers())
-    fit(model, *blobs())  # its first batch decides
-    mask = kf.get_mask(model)
-    model.save(tmp_path / "model.keras")
-    monkeypatch.setattr(backend, "num_processes", lambda: 4)
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    before = values_of(loaded.trainable_variables)
-    fit(loaded, *blobs(seed=1))
-    assert kf.get_mask(loaded) == mask
-    assert_frozen_weights_kept(loaded, mask, before)
-
-
-def test_what_freezes_nothing_trains_in_several_processes(four_processes):
-    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), freeze_rate=0.0))
-    fit(model, *blobs())
 
 
 def assert_frozen_weights_kept(model, mask, before):
