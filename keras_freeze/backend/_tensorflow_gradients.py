@@ -21,8 +21,9 @@ def gradients(
     """Return `loss()` and the dense gradients of `scale * loss()`, None where unconnected."""
     with all_gradients(), tf.GradientTape() as tape:
         value = loss()
-        # Not cast from float32, which a Python number is taken for.
-        scaled = value * tf.cast(tf.constant(scale, tf.float64), value.dtype)
+        # A Python number would be taken for a float32.
+        exact = scale if tf.is_tensor(scale) else tf.constant(scale, tf.float64)
+        scaled = value * tf.cast(exact, value.dtype)
     grads = tape.gradient(scaled, [tensor_variable(v) for v in variables])
     return value, [None if g is None else to_dense(g) for g in grads]
 
