@@ -27,9 +27,10 @@ def main():
         number = port.getsockname()[1]
     group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(number)}
     group |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    group |= os.environ
     processes = [
-        subprocess.Popen([sys.executable, *sys.argv], env={**group, "RANK": str(rank)})
+        subprocess.Popen(
+            [sys.executable, *sys.argv], env={**os.environ, **group, "RANK": str(rank)}
+        )
         for rank in range(count)
     ]
     statuses = [process.wait() for process in processes]

@@ -91,13 +91,14 @@ def mask_of_recorded(
             f"Received: {num_batches} batches"
         )
     parameters = classify(variables, optimizer.exclude)
-    with_gradient = [p for p in parameters if id(p.variable) in recorded.gradients]
-    candidates = _candidates(with_gradient, optimizer)
     check_agreement(optimizer, parameters)
-    groups = optimizer.groups(candidates, parameters)
-    found = [recorded.gradients[id(p.variable)] for p in candidates]
+    own = [recorded.gradients.get(id(p.variable)) for p in parameters]
     with backend.own_values(variables):
-        gradients = sum_of_processes(found, [p.variable for p in candidates])
+        found = sum_of_processes(own, variables)
+        with_gradient = [p for p in parameters if found[p.position] is not None]
+        candidates = _candidates(with_gradient, optimizer)
+        groups = optimizer.groups(candidates, parameters)
+        gradients = [found[p.position] for p in candidates]
         scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
     return _mask_of_scores(candidates, scores, None, groups, optimizer)
 

@@ -279,8 +279,10 @@ def _coarsest(attempt: Callable[[int], _Attempt], is_good: Callable[[_Attempt], 
             good, bad, found = bad, bad - _OCTAVE, coarser
         bad = max(bad, -1)
     else:
-        while not is_good(found) and good + _OCTAVE < len(SCALES):
-            good, bad = good + _OCTAVE, good
+        while not is_good(found):
+            if good == len(SCALES) - 1:
+                return found
+            good, bad = min(good + _OCTAVE, len(SCALES) - 1), good
             found = attempt(good)
     while good - bad > 1:
         middle = (good + bad) // 2

@@ -58,7 +58,8 @@ class Report:
             and the FreezeOptimizer's own indices or masks. 0 before it is built.
         gradient_bytes: What each of several processes that train together gives in a step: the
             gradients of the trained parameters; of all parameters without a mask, or where the
-            inner optimizer needs whole variables.
+            inner optimizer needs whole variables. On JAX, gradients of layers that
+            `restrict_gradients` does not restrict are exchanged whole, and are not counted so.
         dense_gradient_bytes: The gradients of all trainable parameters.
     """
 

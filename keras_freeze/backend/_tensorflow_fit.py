@@ -23,7 +23,7 @@ def prepare_for_fit() -> None:
     reduce = strategy.reduce
 
     def reduce_for_keras(reduce_op: Any, value: Any, axis: Any) -> Any:
-        if axis is None and keras.tree.is_nested(value):
+        if reduce_op == "MEAN" and axis is None and keras.tree.is_nested(value):
             return keras.tree.map_structure(_of_first_device, value)
         if axis == 0 and _of_first_device(value).shape.rank == 0:
             axis = None

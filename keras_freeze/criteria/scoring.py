@@ -17,7 +17,7 @@ from keras_freeze.gradients.loss import (
     loss_scale,
     squared_gradients,
 )
-from keras_freeze.gradients.processes import alone
+from keras_freeze.gradients.processes import alone, failing_together
 from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers, build_model, check_model
 from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
@@ -32,6 +32,9 @@ def compute_saliency(
     loss: Any = None,
 ) -> dict[str, np.ndarray]:
     """Compute the saliency scores of all weights of a model's trainable layers.
+
+    Of several processes that train a model together, all must call this, as `freeze`: the gradients
+    are summed over them.
 
     Args:
         model: a built model; compiled, unless `loss` is given.
@@ -141,6 +144,7 @@ def _grasp_scores(
     loss: Any,
     scale: float,
 ) -> list[np.ndarray]:
+    variables = [p.variable for p in parameters]
     if grasp.temperature != 1.0:
         check_takes_logits(
             model,
@@ -150,9 +154,9 @@ def _grasp_scores(
             instead="criterion=GraSP(temperature=1.0)",
         )
     if grasp.samples_per_class is not None:
-        width = _output_width(model, next(iter(batches))[0])
-        batches = criteria.first_of_each_class(batches, grasp.samples_per_class, width)
-    variables = [p.variable for p in parameters]
+        with failing_together(variables):
+            width = _output_width(model, next(iter(batches))[0])
+            batches = criteria.first_of_each_class(batches, grasp.samples_per_class, width)
     products = hessian_gradient_products(model, variables, batches, loss, scale, grasp.temperature)
     return [
         backend.to_numpy(criteria.score(criteria.grasp, p.variable, product, p.path))

@@ -15,7 +15,7 @@ from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.gradients.data import Batch
 from keras_freeze.gradients.preserve import state_kept
-from keras_freeze.gradients.processes import failing_together, sum_of_processes
+from keras_freeze.gradients.processes import check_alike, failing_together, sum_of_processes
 
 _MAX_CAUSE = 300
 
@@ -48,7 +48,12 @@ def squared_gradients(
     """Compute the float32 squares of the gradient of each group of batches, summed over groups.
 
     The gradient of a group is that of all processes together.
+
+    Raises:
+        ValueError: in all processes, if they have different numbers of groups.
     """
+    groups = list(groups)
+    check_alike("the number of batches", len(groups), variables)
     loss_of = loss_function(model, loss, 1.0)
     numbers = itertools.count()
     total: list[Any] = [None] * len(variables)

@@ -46,8 +46,23 @@ def failing_together(variables: Sequence[Any]) -> Iterator[None]:
     failed = [str(rank) for rank, flag in enumerate(everyone) if any(flag)]
     if failed:
         raise ValueError(
-            "The gradients of another process cannot be computed, so that no process freezes the "
-            f"model: see its error. Received: an error in the processes {', '.join(failed)}"
+            "The gradients of another process cannot be computed, and so not their sum over all "
+            f"processes: see its error. Received: an error in the processes {', '.join(failed)}"
+        )
+
+
+def check_alike(what: str, count: int, variables: Sequence[Any]) -> None:
+    """Check that all processes that train some variables have the same count.
+
+    Raises:
+        ValueError: in all processes, if they do not.
+    """
+    with backend.across_processes(variables):
+        everyone = [int(found) for found in backend.gather_bytes(b"%020d" % count)]
+    if len(set(everyone)) > 1:
+        raise ValueError(
+            f"Processes that train a model together must have {what} in common. "
+            f"Received: {', '.join(map(str, everyone))}"
         )
 
 
@@ -62,11 +77,11 @@ def sum_of_processes(gradients: Sequence[Any], variables: Sequence[Any]) -> list
     with backend.across_processes(variables):
         if backend.num_processes() == 1:
             return list(gradients)
+        filled = [
+            ops.zeros(tuple(variable.shape), "float32") if gradient is None else gradient
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
         return [
-            backend.sum_over_processes(ops.zeros(tuple(variable.shape)) if g is None else g)
-            if is_expected
-            else None
-            for g, variable, is_expected in zip(
-                gradients, variables, with_gradient_anywhere(gradients), strict=True
-            )
+            backend.sum_over_processes(gradient) if is_expected else None
+            for gradient, is_expected in zip(filled, with_gradient_anywhere(gradients), strict=True)
         ]

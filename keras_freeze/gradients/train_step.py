@@ -22,7 +22,7 @@ from keras_freeze.gradients.preserve import (
     trained_variables,
     variables_among,
 )
-from keras_freeze.gradients.processes import alone
+from keras_freeze.gradients.processes import alone, failing_together
 from keras_freeze.gradients.recording import (
     RecordedGradients,
     Recorder,
@@ -55,7 +55,7 @@ def recorded_gradients(model: keras.Model, batches: Batches) -> list[RecordedGra
             for gradients that are not finite; or under a strategy of several replicas.
     """
     _check_one_replica(model)
-    with layers_kept_if_it_fails(model):
+    with layers_kept_if_it_fails(model), failing_together(model.variables):
         return _recorded_gradients(model, batches)
 
 

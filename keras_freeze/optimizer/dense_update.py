@@ -197,11 +197,11 @@ class DenseUpdate(Update):
 
     def _decide(self, step: Step) -> None:
         """Compute the mask of the weights and gradients of this batch (the paper's algorithm 1)."""
-        if not self._is_given:
-            self._check_decides_for_all()
         if self._criterion == criteria.RANDOM:
             self._set_masks({position: mask.value for position, mask in self._masks.items()}, True)
             return
+        if not self._is_given:
+            self._check_decides_for_all()
         criteria.check_gradients_suffice(
             self._criterion, "Call `keras_freeze.freeze(model, x, y)` before the first step."
         )

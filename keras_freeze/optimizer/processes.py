@@ -9,6 +9,7 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze.gradients.processes import with_gradient_anywhere
 from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.optimizer.inner_optimizer import walk
 from keras_freeze.parameters import Parameter
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class SharedGradients:
             positions: the positions of their variables.
 
         Raises:
-            ValueError: if a variable has a gradient that had none in the first step.
+            ValueError: if a variable has a gradient that had none in the first step. Only in this
+                process: the others wait for it, as for one that has ended.
         """
         if self._is_needed is None:
             self._is_needed = backend.averages_gradients([p.variable for p in self._parameters])
@@ -113,13 +115,20 @@ def _facts(
         (tuple(p.variable.shape), str(p.variable.dtype), p.kind, p.excluded) for p in parameters
     ]
     settings = (optimizer.settings, optimizer.l2, optimizer.grid)
+    inner = [(type(one).__name__, _config_of(one)) for one in walk(optimizer.inner_optimizer)]
     trained = [] if mask is None else [entry.trained for entry in mask.entries]
     return {
         "settings of the FreezeOptimizer": _digest([repr(settings).encode()]),
+        "inner optimizers": _digest([repr(inner).encode()]),
         "variables": _digest([repr(variables).encode()]),
         "masks": _digest(array.tobytes() for array in trained),
         "weights": _digest(backend.to_numpy(p.variable).tobytes() for p in parameters),
     }
+
+
+def _config_of(optimizer: Any) -> dict[str, Any]:
+    """Return the settings of an optimizer, without names that a process makes up."""
+    return {key: value for key, value in optimizer.get_config().items() if key != "name"}
 
 
 def _digest(contents: Iterable[bytes]) -> bytes:

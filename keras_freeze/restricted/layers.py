@@ -333,8 +333,13 @@ def value_and_grad(
 def _optimizer_of(model: keras.Model) -> FreezeOptimizer | None:
     """Return the FreezeOptimizer that gets a model's gradients, if they may be compact."""
     optimizer = optimizer_in_training(model)
-    is_outer = outer_optimizer_in_training(model) is optimizer
-    accepts = is_outer or backend.COMPACT_GRADIENTS_ARE_TENSORS or backend.reduces_gradients()
+    outer = outer_optimizer_in_training(model)
+    is_outer = outer is optimizer
+    # For this one, the gradients become dense once they have been summed over the devices.
+    is_scaled = backend.reduces_gradients() and isinstance(
+        outer, keras.optimizers.LossScaleOptimizer
+    )
+    accepts = is_outer or backend.COMPACT_GRADIENTS_ARE_TENSORS or is_scaled
     return optimizer if accepts else None
 
 

@@ -55,6 +55,8 @@ class MatrixProduct:
             any(len(set(term)) < len(term) for term in terms)
             or [letter for letter in self._outputs if letter not in self._columns] != kept
             or not set(self._columns) <= set(self._outputs)
+            # Devices have the examples of the first axis of both.
+            or (backend.reduces_gradients() and self._inputs[0] != self._outputs[0])
         ):
             raise ValueError(f"This is not a matrix product. Received: equation={equation!r}")
         rows, columns = (

@@ -281,7 +281,6 @@ def test_processes_must_have_the_same_distribution(monkeypatch):
         sent.append(content)
         return sent
 
-    monkeypatch.setattr(backend, "SUMS_OVER_PROCESSES", True)
     monkeypatch.setattr(backend, "num_processes", lambda: 2)
     monkeypatch.setattr(backend, "gather_bytes", gather)
     parameters = classify(network().trainable_variables)
