@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 SIZE = 12
-KINDS = ("convolutions", "attention", "embedding", "regularized", "mixed_float16")
+KINDS = ("convolutions", "attention", "embedding", "regularized", "mixed_float16", "several")
 
 
 def network(kind):
@@ -63,6 +63,9 @@ def trained(kind):
         optimizer = kf.FreezeOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), freeze_rate=0.75)
         if policy == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0)
+        if kind == "several":
+            inner = optimizer
+            optimizer = keras.optimizers.MultiOptimizer(lambda variable: inner)
         model.compile(optimizer, crossentropy(), weighted_metrics=["accuracy"])
     finally:
         keras.config.set_dtype_policy("float32")
@@ -123,4 +126,6 @@ def test_two_devices_exchange_what_is_trained_and_train_as_one(kind, on_two_devi
         expected += sizes[0] - counts[0]
     if kind == "convolutions":  # sums for the statistics of BatchNormalization, and their gradients
         expected += 4 * 6
+    if kind == "several":  # a MultiOptimizer takes dense gradients alone
+        expected = sum(sizes)
     assert on_two_devices[f"{kind}-exchanged"] == expected
