@@ -12,6 +12,7 @@ from keras_freeze._utils.threads import check_not_trained_elsewhere
 from keras_freeze._utils.validation import check_bool, check_instance
 from keras_freeze.computed_masks import mask_of_loss, mask_of_recorded
 from keras_freeze.gradients.data import Batches, preprocessed
+from keras_freeze.gradients.processes import failing_together
 from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.gradients.train_step import has_own_train_step, recorded_gradients
 from keras_freeze.initializers.of_layers import starts_of
@@ -136,7 +137,12 @@ def freeze(
     check_not_trained_elsewhere(model)
     batches = None
     if x is not None:
-        batches = Batches(*preprocessed(model, x, y, sample_weight), steps, batch_size)
+        with (
+            failing_together(model.trainable_variables)
+            if mask is None
+            else contextlib.nullcontext()
+        ):
+            batches = Batches(*preprocessed(model, x, y, sample_weight), steps, batch_size)
     with contextlib.ExitStack() as scopes:
         if overwrite:
             scopes.enter_context(frozen_variables.overwriting())

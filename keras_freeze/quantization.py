@@ -140,8 +140,8 @@ def quantize(
     Raises:
         ValueError: if the model is not built, or neither frozen nor given a `base`, or if nothing
             in it is trained; if its frozen weights come neither from a known seed nor from `base`;
-            if neither or both of `x` and `step` are given; if the loss is not finite, or if no grid
-            keeps it within `tolerance`; if `step` is too small. The model is then as it was.
+            if neither or both of `x` and `step` are given; if the loss is 0 or not finite, or if no
+            grid keeps it within `tolerance`; if `step` is too small. The model is then as it was.
         TypeError: if an argument has a wrong type.
         RuntimeError: while another thread trains the model.
 
@@ -230,6 +230,11 @@ def _search(
         raise ValueError(
             f"The loss on `x` and `y` is {before['loss']}: look for NaN or infinite values in the "
             "data, the targets and the weights."
+        )
+    if before["loss"] == 0.0:
+        raise ValueError(
+            "The loss on `x` and `y` must not be 0, of which no share can be tolerated: pass other "
+            f"data, or a `step` instead. Received: a loss of 0 and tolerance={tolerance!r}"
         )
     relative = _relative_steps(model, x, y, starts)
     largest = max(largest_difference(*item) / relative[item[0]] for item in starts.items()) or 1.0

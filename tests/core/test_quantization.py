@@ -492,6 +492,16 @@ def test_the_coarsest_grid_is_found_and_not_one_that_is_good_by_chance(first_goo
     assert len(tried) <= 18
 
 
+def test_a_loss_of_zero_is_named():
+    model, _ = trained()
+    before = values_of(model.variables)
+    model.compile(model.optimizer, "mse")
+    x, _ = blobs()
+    with pytest.raises(ValueError, match=r"must not be 0.*a `step` instead"):
+        kf.quantize(model, x, model.predict(x, verbose=0))
+    assert all(map(same_bits, before, values_of(model.variables)))
+
+
 def test_a_model_whose_evaluation_gives_no_loss_says_so(monkeypatch):
     model, _ = trained()
     # As with a `test_step` of its own.

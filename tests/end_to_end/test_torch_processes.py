@@ -153,9 +153,11 @@ def not_frozen(model, *data, **arguments):
 x, y = digits(RANK, COUNT)
 broken = np.where(RANK == 1, np.nan, x).astype("float32")
 few = y * 0 if RANK == 1 else y
+size = 0 if RANK == 1 else len(y)
 give(
     rate=refused("nothing", optimizer=keras.optimizers.SGD(0.1 * (1 + RANK))),
     nan=not_frozen(compiled(network()), broken, y),
+    nothing_to_freeze_by=not_frozen(compiled(network()), x[:size], y[:size]),
     nan_of_step=not_frozen(compiled(OwnStep()), broken, y),
     classes=not_frozen(
         compiled(network(), criterion=kf.criteria.GraSP(samples_per_class=1)), x, few
@@ -182,9 +184,9 @@ def test_processes_that_disagree_are_refused_all_of_them_with_the_reason(tmp_pat
         for name, reason in reasons.items():
             assert str(one.arrays[name]).startswith("True Processes that train a model together")
             assert reason in str(one.arrays[name]), one.arrays[name]
-        for name in ("nan", "nan_of_step", "classes", "batches"):
+        for name in ("nan", "nothing_to_freeze_by", "nan_of_step", "classes", "batches"):
             assert str(one.arrays[name]).startswith("True"), one.arrays[name]
-    for name in ("nan", "nan_of_step", "classes"):
+    for name in ("nan", "nothing_to_freeze_by", "nan_of_step", "classes"):
         for one in (finished[0], finished[2]):
             assert "an error in the processes 1" in str(one.arrays[name]), one.arrays[name]
     assert "number of batches in common. Received: 1, 2, 1" in str(finished[0].arrays["batches"])
