@@ -475,11 +475,11 @@ def test_the_grid_found_is_good_and_the_next_coarser_one_is_not(goods):
     if goods[found]:
         assert found == 0 or not goods[found - 1]
     else:
-        assert not any(goods[36::4])
+        assert not any(goods[36::4]) and not goods[95]
 
 
-@pytest.mark.parametrize("first_good", range(93))
-@pytest.mark.parametrize("by_chance", [None, 2])
+@given(first_good=st.integers(0, 95), by_chance=st.one_of(st.none(), st.integers(0, 2)))
+@example(first_good=95, by_chance=None)
 def test_the_coarsest_grid_is_found_and_not_one_that_is_good_by_chance(first_good, by_chance):
     tried = []
 
@@ -489,7 +489,7 @@ def test_the_coarsest_grid_is_found_and_not_one_that_is_good_by_chance(first_goo
 
     found = quantization._coarsest(attempt, lambda n: n >= first_good or n == by_chance)
     assert found == first_good or (by_chance is not None and first_good <= 8)
-    assert len(tried) <= 18
+    assert len(tried) <= 19
 
 
 def test_a_loss_of_zero_is_named():
