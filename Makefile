@@ -34,6 +34,8 @@ test-slow: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## the paper's 
 	KERAS_BACKEND=torch $(PYTEST) $(SLOW) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) tests/core tests/tensorflow tests/paper tests/end_to_end \
 	|| status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(SLOW) tests/core/test_jax_processes.py \
+	tests/core/test_compact_sums_of_jax.py || status=1; \
 	exit $$status
 
 test-all: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## every case of every test: an hour and a quarter on two cores
