@@ -137,11 +137,9 @@ def freeze(
     check_not_trained_elsewhere(model)
     batches = None
     if x is not None:
-        with (
-            failing_together(model.trainable_variables)
-            if mask is None
-            else contextlib.nullcontext()
-        ):
+        with contextlib.ExitStack() as scopes:
+            if mask is None:
+                scopes.enter_context(failing_together(model.trainable_variables))
             batches = Batches(*preprocessed(model, x, y, sample_weight), steps, batch_size)
     with contextlib.ExitStack() as scopes:
         if overwrite:

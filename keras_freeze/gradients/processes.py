@@ -77,11 +77,10 @@ def sum_of_processes(gradients: Sequence[Any], variables: Sequence[Any]) -> list
     with backend.across_processes(variables):
         if backend.num_processes() == 1:
             return list(gradients)
-        filled = [
-            ops.zeros(tuple(variable.shape), "float32") if gradient is None else gradient
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
-        return [
-            backend.sum_over_processes(gradient) if is_expected else None
-            for gradient, is_expected in zip(filled, with_gradient_anywhere(gradients), strict=True)
-        ]
+        sums: list[Any] = []
+        expected = with_gradient_anywhere(gradients)
+        for gradient, variable, is_expected in zip(gradients, variables, expected, strict=True):
+            if is_expected and gradient is None:
+                gradient = ops.zeros(tuple(variable.shape), "float32")
+            sums.append(backend.sum_over_processes(gradient) if is_expected else None)
+        return sums
