@@ -60,10 +60,10 @@ class DenseUpdate(Update):
             position: make_variable(trained, "bool", f"mask_{position}")
             for position, trained in self._initial_masks(mask).items()
         }
-        # Whether the mask was given: while JAX traces a step, the variables have no values.
-        self._is_given = mask is not None
-        # The same holds for this.
-        self._trains_alone = backend.trains_alone([p.variable for p in parameters])
+        # Whether the first batch of this process alone would decide. Asked for now: while JAX
+        # traces a step, the variables have no values.
+        variables = [p.variable for p in parameters]
+        self._would_decide_alone = mask is None and backend.trains_alone(variables)
         # Whether the variable `_decided` need not be read from a device again.
         self._is_settled = False
         self._build_inner([p.variable for p in parameters])
@@ -123,7 +123,7 @@ class DenseUpdate(Update):
         for entry in mask.entries:
             self._masks[entry.position].assign(entry.trained)
         self.num_rescued = mask.num_rescued
-        self._is_given = True
+        self._would_decide_alone = False
         self.by_first_batch = False
         self._decided.assign(True)
 
@@ -200,8 +200,7 @@ class DenseUpdate(Update):
         if self._criterion == criteria.RANDOM:
             self._set_masks({position: mask.value for position, mask in self._masks.items()}, True)
             return
-        if not self._is_given:
-            self._check_decides_for_all()
+        self._check_decides_for_all()
         criteria.check_gradients_suffice(
             self._criterion, "Call `keras_freeze.freeze(model, x, y)` before the first step."
         )
@@ -234,7 +233,7 @@ class DenseUpdate(Update):
             self._set_masks(self._top(scores), ops.all(ops.stack(finite)))
 
     def _check_decides_for_all(self) -> None:
-        if self._trains_alone:
+        if self._would_decide_alone:
             raise ValueError(
                 "Each of several processes would choose by its own batch, so that their masks "
                 "would differ. Set a `keras.distribution.DataParallel` before the model is built, "
