@@ -119,6 +119,19 @@ class CompactUpdate(Update):
         return list(self._values.values())
 
     @property
+    def positions_in_inner(self) -> list[int]:
+        """The positions of the variables that the inner optimizer was built for, in order."""
+        counted = zip(self.parameters, self.trained_counts, strict=True)
+        return [p.position for p, count in counted if count != 0 or p.size == 0]
+
+    def read_vectors(self) -> None:
+        """Set the vectors of trained entries to the present weights, as each step does."""
+        for position, vector in self._values.items():
+            if position not in self.grids:
+                values = backend.to_numpy(self.parameters[position].variable).reshape(-1)
+                vector.assign(values[backend.to_numpy(self.indices[position])])
+
+    @property
     def phase(self) -> Phase:
         return self._phase
 

@@ -7,16 +7,14 @@ optimizer then goes on with the compact update, in which slots keep their values
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from keras_freeze import _keras_private, backend
-from keras_freeze._utils.threads import exclusive
-from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.compact_update import CompactUpdate
-from keras_freeze.optimizer.inner_optimizer import is_one_of_several, slots_of, walk
+from keras_freeze.optimizer.inner_optimizer import is_one_of_several, walk
+from keras_freeze.optimizer.mask_changes import change_update
 from keras_freeze.optimizer.state import Phase
 
 if TYPE_CHECKING:
@@ -127,37 +125,5 @@ def continue_compactly(optimizer: "MaskedOptimizer") -> bool:
     """
     if not optimizer.can_become_compact or optimizer.phase is not Phase.DECIDED:
         return False
-    with exclusive(optimizer):
-        inner, state = optimizer.inner_optimizer, optimizer.state
-        assert state.mask is not None
-        kept = _trained_part(slots_of(inner) or {}, state.mask)
-        optimizer.rebuild(replace(state, compact=True), optimizer.built_variables)
-        new = slots_of(inner) or {}
-        for name, values in kept.items():
-            if not isinstance(values, list):
-                new[name].assign(values)
-                continue
-            for slot, value in zip(new[name], values, strict=True):
-                if slot is not None:
-                    slot.assign(value)
+    change_update(optimizer, compact=True)
     return True
-
-
-def _trained_part(slots: dict[str, Any], mask: FreezeMask) -> dict[str, Any]:
-    """Return the values of slots that the compact update has: those of trained entries."""
-    trained = {e.position: e.trained for e in mask.entries if not e.trained.all()}
-    without_any = {position for position, entries in trained.items() if not entries.any()}
-
-    def part(slot: Any, position: int | None = None) -> Any:
-        if slot is None:
-            return None
-        if position in trained:
-            return backend.to_numpy(slot)[trained[position]]
-        return backend.read(slot)
-
-    return {
-        name: [part(v, i) for i, v in enumerate(value) if i not in without_any]
-        if isinstance(value, list)
-        else part(value)
-        for name, value in slots.items()
-    }

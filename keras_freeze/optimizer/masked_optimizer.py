@@ -15,7 +15,7 @@ from keras_freeze.initializers.of_layers import starts_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.settings import Distribution, Settings
-from keras_freeze.optimizer import saving
+from keras_freeze.optimizer import saving, weight_setting
 from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
@@ -42,10 +42,17 @@ class MaskedOptimizer(DelegatingOptimizer):
     Attributes:
         update: the update strategy that changes the variables; None before the build.
         plan: what the next build starts from.
+        trained_starts: what the trained entries of masked variables were before training, by
+            position, in the order of flat indices; only while callbacks change the mask.
+        decided_at: how many steps had been made when `set_mask` set the mask; None where the first
+            batch has decided it, or a file.
     """
 
     update: Update | None = None
     plan = BuildPlan()
+
+    trained_starts: Mapping[int, np.ndarray]
+    decided_at: int | None
 
     # Settings, as arguments of FreezeOptimizer.
     freeze_rate: float
@@ -62,6 +69,8 @@ class MaskedOptimizer(DelegatingOptimizer):
         self._traces = TraceGuard()
         # In `__dict__`, where TensorFlow's checkpoints do not find it.
         self.__dict__["_starts"] = {}
+        self.__dict__["trained_starts"] = {}
+        self.__dict__["decided_at"] = None
         self.__dict__["agreed_update"] = None
 
     @property
@@ -122,6 +131,11 @@ class MaskedOptimizer(DelegatingOptimizer):
         return [*self.mask_variables, *grid, *self.inner_optimizer.variables]
 
     @property
+    def num_trace_markers(self) -> int:
+        """How many of `variables`, the first ones, have no value."""
+        return len(self._traces.markers)
+
+    @property
     def mask_variables(self) -> list[Any]:
         """The variables that follow from the mask, and FreezeNet-WD's scalar."""
         return [*self._traces.markers, *([] if self.update is None else self.update.variables)]
@@ -176,6 +190,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         with exclusive(self):
             self.__dict__["_starts"] = dict(starts or {})
             self.rebuild(State(mask, compact=self.suits_compact(mask)), variables)
+            self._forget_trained_starts()
             if self.frozen_weights == "zero":
                 self.zero_frozen_weights()
 
@@ -188,6 +203,12 @@ class MaskedOptimizer(DelegatingOptimizer):
                 self.rebuild(state, self.built_variables)
             for optimizer in walk(self.inner_optimizer):
                 _keras_private.iterations_variable(optimizer).assign(0)
+            self._forget_trained_starts()
+
+    def _forget_trained_starts(self) -> None:
+        """Forget where trained entries started; they start where they are now."""
+        self.__dict__["trained_starts"] = {}
+        self.__dict__["decided_at"] = int(backend.to_numpy(self.iterations))
 
     def zero_frozen_weights(self) -> None:
         """Set every frozen weight to zero.
@@ -213,7 +234,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         """Let functions fail that were traced for the mask until now."""
         self._traces.invalidate()
 
-    def _propagate_mask(self, before: FreezeMask | None) -> None:
+    def propagate_mask(self, before: FreezeMask | None) -> None:
         """Tell the registry and restricted gradients about a mask that was set in place."""
         self._register()
         self.__dict__["agreed_update"] = None
@@ -305,6 +326,7 @@ class MaskedOptimizer(DelegatingOptimizer):
             starts=self.starts,
             settings=self.settings,
             grid=update.grid_state(),
+            trained_starts=self.trained_starts,
         )
 
     def restore(self, state: State) -> None:
@@ -318,6 +340,8 @@ class MaskedOptimizer(DelegatingOptimizer):
             if update is not None:
                 self._check_shared(update.parameters, state.mask)
             self.__dict__["_starts"] = dict(state.starts)
+            self.__dict__["trained_starts"] = dict(state.trained_starts)
+            self.__dict__["decided_at"] = None
             if update is None:
                 self.plan = replace(self.plan, state=state)
             elif self.must_rebuild(state):
@@ -327,7 +351,7 @@ class MaskedOptimizer(DelegatingOptimizer):
                 frozen_variables.keep_current_masks(self)
                 update.replace_mask(relabel(state.mask, update.parameters))
                 update.by_first_batch = state.by_first_batch
-                self._propagate_mask(before)
+                self.propagate_mask(before)
                 update.restore_grid(state.grid)
                 if state.decay_scale is not None and update.decay_scale is not None:
                     update.decay_scale.assign(state.decay_scale)
@@ -352,50 +376,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         Raises:
             ValueError: if the optimizer is not built, or numbers or shapes differ.
         """
-        if not self.built:
-            raise ValueError("`set_weights` needs an optimizer that is built.")
-        problem = self._problem_with(weights)
-        if problem and not self._goes_back_to_first_batch(weights):
-            raise ValueError(problem)
-        before = self.mask
-        frozen_variables.keep_current_masks(self)
-        for variable, weight in self._settable(weights):
-            variable.assign(weight)
-        if self.update is not None:
-            self.update.forget_values()
-        self._propagate_mask(before)
-
-    def _settable(self, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
-        # Markers hold no values, and have another shape for each mask.
-        return list(zip(self.variables, weights, strict=True))[len(self._traces.markers) :]
-
-    def _problem_with(self, weights: Sequence[Any]) -> str:
-        """Return what is wrong with arrays for `variables`; nothing if they fit."""
-        if len(weights) != len(self.variables):
-            return (
-                f"Argument `weights` must have {len(self.variables)} arrays. "
-                f"Received: {len(weights)}."
-            )
-        for variable, weight in self._settable(weights):
-            if tuple(variable.shape) != tuple(np.shape(weight)):
-                return (
-                    f"Argument `weights`: the optimizer variable {variable.path!r} has shape "
-                    f"{tuple(variable.shape)}. Received: shape {tuple(np.shape(weight))}."
-                )
-        return ""
-
-    def _goes_back_to_first_batch(self, weights: Sequence[Any]) -> bool:
-        """Use the update of the first batch again if arrays fit it; return whether they do."""
-        if not isinstance(self.update, CompactUpdate) or not self.update.by_first_batch:
-            return False
-        state, values = self.state, [backend.to_numpy(v) for v in self.variables]
-        self.rebuild(State(None, compact=False), self.built_variables)
-        if not self._problem_with(weights):
-            return True
-        self.rebuild(state, self.built_variables)
-        for variable, value in self._settable(values):
-            variable.assign(value)
-        return False
+        weight_setting.set_weights(self, weights)
 
     def save_own_variables(self, store: Any) -> None:
         """Write the mask; Keras saves the inner optimizer beside it."""

@@ -42,6 +42,8 @@ class State:
         starts: what variables of the mask were drawn from, by position, where that is known.
         settings: the settings of the optimizer that decided; None where a file does not say.
         grid: the values in full precision and the starts of what is trained on a grid, by position.
+        trained_starts: what trained entries were before training, by position, where callbacks
+            change the mask.
     """
 
     mask: FreezeMask | None
@@ -51,6 +53,7 @@ class State:
     starts: Mapping[int, Start] = field(default_factory=dict)
     settings: Settings | None = None
     grid: Mapping[int, np.ndarray] = field(default_factory=dict)
+    trained_starts: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

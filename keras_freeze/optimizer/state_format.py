@@ -49,6 +49,11 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         header["grid"] = [[position, v.dtype.name] for position, v in state.grid.items()]
         for position, values in state.grid.items():
             store[f"grid_{position}"] = as_bits(values)
+    if state.trained_starts:
+        starts = state.trained_starts
+        header["trained_starts"] = [[position, v.dtype.name] for position, v in starts.items()]
+        for position, values in starts.items():
+            store[f"trained_starts_{position}"] = as_bits(values)
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     if entries:
         store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
@@ -88,8 +93,20 @@ def read_state(store: Any) -> State:
         position: from_bits(np.asarray(store[f"grid_{position}"]), dtype).reshape(2, -1)
         for position, dtype in header.get("grid", [])
     }
-    by_first_batch = header.get("found", False)
-    return State(mask, header["compact"], scale, by_first_batch, starts, settings, grid)
+    trained_starts = {
+        position: from_bits(np.asarray(store[f"trained_starts_{position}"]), dtype)
+        for position, dtype in header.get("trained_starts", [])
+    }
+    return State(
+        mask=mask,
+        compact=header["compact"],
+        decay_scale=scale,
+        by_first_batch=header.get("found", False),
+        starts=starts,
+        settings=settings,
+        grid=grid,
+        trained_starts=trained_starts,
+    )
 
 
 def _settings(*values: Any) -> Settings:
@@ -175,11 +192,18 @@ def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, l
         else:
             lost.append(entry.path)
     if len(set(positions.values())) < len(entries):
-        return replace(state, mask=FreezeMask([]), starts={}, grid={}), list(state.mask.paths)
+        nothing: dict[str, Any] = {"starts": {}, "grid": {}, "trained_starts": {}}
+        return replace(state, mask=FreezeMask([]), **nothing), list(state.mask.paths)
     # Of variables that are trained whole nothing says which they are now.
-    starts = {new: state.starts[old] for old, new in positions.items() if old in state.starts}
-    grid = {new: state.grid[old] for old, new in positions.items() if old in state.grid}
-    return replace(state, mask=FreezeMask(entries), starts=starts, grid=grid), lost
+    moved: dict[str, Any] = {
+        name: {new: by_position[old] for old, new in positions.items() if old in by_position}
+        for name, by_position in (
+            ("starts", state.starts),
+            ("grid", state.grid),
+            ("trained_starts", state.trained_starts),
+        )
+    }
+    return replace(state, mask=FreezeMask(entries), **moved), lost
 
 
 def skip_loading_once(optimizer: Any) -> None:
