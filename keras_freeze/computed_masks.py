@@ -12,6 +12,7 @@ from keras_freeze.criteria.scoring import scores_of_gradients, scores_of_loss
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.processes import sum_of_processes
 from keras_freeze.gradients.recording import RecordedGradients
+from keras_freeze.gradients.train_step import recorded_gradients
 from keras_freeze.masks.distributions import Group
 from keras_freeze.masks.mask import FreezeMask, mask_of_groups
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -79,17 +80,7 @@ def mask_of_recorded(
     `num_batches` is how many batches the gradients are the sums of.
     """
     optimizer = recorded.optimizer
-    criteria.check_gradients_suffice(
-        optimizer.criterion,
-        "A model's own `train_step` does not provide that: give `freeze` a `loss`, or use another "
-        "criterion.",
-    )
-    if optimizer.criterion == criteria.FISHER and num_batches > 1:
-        raise ValueError(
-            'The criterion "fisher" squares the gradient of each batch, and those of a model\'s '
-            "own `train_step` are summed before: give `freeze` a `loss`, or one batch. "
-            f"Received: {num_batches} batches"
-        )
+    _check_suits_train_step(optimizer.criterion, num_batches)
     parameters = classify(variables, optimizer.exclude)
     check_agreement(optimizer, parameters)
     own = [recorded.gradients.get(id(p.variable)) for p in parameters]
@@ -101,6 +92,41 @@ def mask_of_recorded(
         gradients = [found[p.position] for p in candidates]
         scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
     return _mask_of_scores(candidates, scores, None, groups, optimizer)
+
+
+def scores_of_train_step(
+    model: keras.Model,
+    parameters: list[Parameter],
+    batches: Batches,
+    optimizer: FreezeOptimizer,
+    criterion: str | criteria.Criterion,
+    seed: int,
+) -> list[np.ndarray]:
+    """Compute scores of weights from the gradients that a `train_step` passes to an optimizer."""
+    _check_suits_train_step(criterion, batches.num_wholes)
+    gradients: dict[int, Any] = {}
+    for recorded in recorded_gradients(model, batches):
+        if recorded.optimizer is optimizer:
+            gradients = recorded.gradients
+    variables = [p.variable for p in parameters]
+    with backend.own_values(variables):
+        found = sum_of_processes([gradients.get(id(v)) for v in variables], variables)
+        return scores_of_gradients(parameters, found, criterion, seed)
+
+
+def _check_suits_train_step(criterion: str | criteria.Criterion, num_batches: int) -> None:
+    """Check that the sum of gradients over batches is all that a criterion needs."""
+    criteria.check_gradients_suffice(
+        criterion,
+        "A model's own `train_step` does not provide that: give `freeze` a `loss`, or use another "
+        "criterion.",
+    )
+    if criterion == criteria.FISHER and num_batches > 1:
+        raise ValueError(
+            'The criterion "fisher" squares the gradient of each batch, and those of a model\'s '
+            "own `train_step` are summed before: give `freeze` a `loss`, or one batch. "
+            f"Received: {num_batches} batches"
+        )
 
 
 def _candidates(parameters: list[Parameter], optimizer: FreezeOptimizer) -> list[Parameter]:

@@ -76,7 +76,8 @@ def freeze(
             is a `tf.data.Dataset`, a `keras.utils.PyDataset` or another iterable of the batches
             that `fit` takes, of which the first `steps` are used. `fit`'s `class_weight` is not
             known here: put it into `sample_weight`. A `train_step` gets a batch as in `fit`. The
-            criterion "synflow" needs no data if the model is built and tells its input shape.
+            criteria "random", "magnitude" and "smallest_magnitude" need no data if the model is
+            built; nor does "synflow" if it also tells its input shape.
         steps: how many batches of a dataset to use; their gradients are summed, for "fisher" their
             squares. Defaults to 1.
         batch_size: splits arrays into pieces of this size to save memory; the gradient is still
@@ -148,7 +149,7 @@ def freeze(
         if freeze_rate is not None:
             scopes.enter_context(_at_rate(optimizers.all, freeze_rate))
         whole = None
-        if mask is None and loss is None and _decides_by_step(model, optimizers):
+        if mask is None and loss is None and _decides_by_step(model, optimizers, batches):
             masks = _freeze_by_train_step(model, optimizers, batches)
         elif mask is not None and optimizer is None and optimizers.outside:
             masks, whole = _freeze_by_parts(model, optimizers.all, mask)
@@ -231,11 +232,14 @@ def _look_up_optimizers(model: keras.Model, optimizer: Any) -> ModelOptimizers:
     return optimizers
 
 
-def _decides_by_step(model: keras.Model, optimizers: ModelOptimizers) -> bool:
+def _decides_by_step(
+    model: keras.Model, optimizers: ModelOptimizers, batches: Batches | None
+) -> bool:
     """Return whether the model's own `train_step` is to decide what is trained."""
     inside = optimizers.inside
     if len(inside) == 1 and not criteria.needs_data(inside[0].criterion):
-        return False
+        is_simple = criteria.as_iterative(inside[0].criterion) is None
+        return is_simple and batches is not None and has_own_train_step(model)
     return has_own_train_step(model)
 
 

@@ -8,8 +8,10 @@ from keras_freeze.criteria.criteria import (
     check_criterion,
     check_gradients_suffice,
     fisher,
+    gradient,
     in_words,
     magnitude,
+    needs_data,
     score,
     smallest_magnitude,
     snip,
@@ -23,7 +25,6 @@ from keras_freeze.criteria.iterative import (
     IterativeSNIP,
     SynFlow,
     as_iterative,
-    needs_data,
 )
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "check_gradients_suffice",
     "first_of_each_class",
     "fisher",
+    "gradient",
     "grasp",
     "in_words",
     "magnitude",

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.criteria.grasp_criterion import GRASP, GraSP, as_grasp
-from keras_freeze.criteria.iterative import SYNFLOW, IterativeCriterion, as_iterative
+from keras_freeze.criteria.iterative import SYNFLOW, IterativeCriterion, SynFlow, as_iterative
 
 FISHER = "fisher"
 RANDOM = "random"
@@ -37,23 +37,31 @@ def fisher(weights: Any, gradients: Any) -> Any:
     return ops.square(gradients)
 
 
+def gradient(weights: Any, gradients: Any) -> Any:
+    """Compute |dL/dw|, by which RigL chooses the weights that it adds."""
+    return ops.abs(gradients)
+
+
 CRITERIA: dict[str, Callable[[Any, Any], Any]] = {
     "snip": snip,
+    "gradient": gradient,
     "magnitude": magnitude,
     "smallest_magnitude": smallest_magnitude,
     FISHER: fisher,
 }
+
+_WITHOUT_DATA = ("magnitude", "smallest_magnitude", RANDOM)
 
 
 def check_criterion(criterion: str | Criterion) -> str | Criterion:
     """Check a criterion and return it.
 
     Args:
-        criterion: a name of "snip", "magnitude", "smallest_magnitude", "fisher", "random", "grasp"
-            and "synflow"; a `GraSP`; an `IterativeCriterion`; or a function of the weights and the
-            gradients of one variable, both float32 of the variable's shape, that returns scores of
-            that shape. The highest scores are trained. To be used in the first batch, while a
-            graph is traced, it must be made of `keras.ops`.
+        criterion: a name of "snip", "gradient", "magnitude", "smallest_magnitude", "fisher",
+            "random", "grasp" and "synflow"; a `GraSP`; an `IterativeCriterion`; or a function of
+            the weights and the gradients of one variable, both float32 of the variable's shape,
+            that returns scores of that shape. The highest scores are trained. To be used in the
+            first batch, while a graph is traced, it must be made of `keras.ops`.
 
     Raises:
         ValueError: for an unknown name.
@@ -90,6 +98,11 @@ def check_gradients_suffice(criterion: str | Criterion, instead: str) -> None:
             "A criterion in steps needs passes of its own over the network. "
             f"{instead} Received: criterion={criterion!r}"
         )
+
+
+def needs_data(criterion: Any) -> bool:
+    """Return whether a criterion looks at data; SynFlow, magnitudes and random numbers do not."""
+    return not (isinstance(as_iterative(criterion), SynFlow) or criterion in _WITHOUT_DATA)
 
 
 def in_words(criterion: str | Criterion) -> str:

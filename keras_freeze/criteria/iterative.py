@@ -227,8 +227,3 @@ def as_iterative(criterion: Any) -> IterativeCriterion | None:
     if isinstance(criterion, str):
         return SynFlow() if criterion == SYNFLOW else None
     return criterion if isinstance(criterion, IterativeCriterion) else None
-
-
-def needs_data(criterion: Any) -> bool:
-    """Return whether `freeze` must be given data for a criterion: for all but SynFlow."""
-    return not isinstance(as_iterative(criterion), SynFlow)

@@ -38,7 +38,7 @@ def compute_saliency(
 
     Args:
         model: a built model; compiled, unless `loss` is given.
-        x, y: one batch of arrays, or a dataset whose first batch is used. "synflow" needs none.
+        x, y: one batch of arrays, or a dataset whose first batch is used. Some criteria need none.
         criterion: as in FreezeOptimizer. One in steps gives the scores of its first step, of the
             network before anything is pruned.
         loss: one loss, as in `freeze`, instead of the compiled one.
@@ -95,7 +95,8 @@ def scores_of_loss(
         scale = loss_scale(outer)
         if iterative is not None:
             return iterative_scores(model, parameters, batches, iterative, masks, loss, scale)
-        assert batches is not None
+        if batches is None:
+            return scores_of_gradients(parameters, [None] * len(parameters), criterion, seed)
         if grasp is not None:
             return _grasp_scores(model, parameters, batches, grasp, loss, scale)
         if criterion == criteria.FISHER:

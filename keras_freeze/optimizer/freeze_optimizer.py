@@ -27,7 +27,7 @@ from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import continue_compactly, prepare_for_mask
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 from keras_freeze.optimizer.processes import check_agreement
-from keras_freeze.optimizer.state import BuildPlan, State
+from keras_freeze.optimizer.state import BuildPlan, Phase, State
 from keras_freeze.optimizer.strategy import make_update
 from keras_freeze.parameters import Parameter, path_of, shorten
 
@@ -234,6 +234,8 @@ class FreezeOptimizer(MaskedOptimizer):
                 check_agreement(self, parameters)
             self.update = make_update(self, parameters)
             super().build(list(variables))
+            if state is None and self.update.phase is Phase.DECIDED:  # everything is trained
+                self.forget_trained_starts()
             self.plan = replace(self.plan, state=None, inherits=False)
             self._register()
             # Where the update becomes compact after the first batch, it has warned before that.

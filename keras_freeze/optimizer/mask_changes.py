@@ -46,7 +46,7 @@ def change_mask(optimizer: "MaskedOptimizer", mask: FreezeMask, compact: bool) -
     """
     with exclusive(optimizer):
         before = optimizer.mask
-        assert before is not None and optimizer.update is not None
+        assert before is not None
         mask = relabel(mask, optimizer.parameters)
         _freeze_what_leaves(optimizer, before, mask)
         return _replace(optimizer, before, mask, compact)
@@ -58,6 +58,25 @@ def change_update(optimizer: "MaskedOptimizer", compact: bool) -> None:
         mask = optimizer.mask
         assert mask is not None
         _replace(optimizer, mask, mask, compact)
+
+
+def decide_at_rate(optimizer: "MaskedOptimizer", freeze_rate: float) -> None:
+    """Let the first batch decide at another rate than the optimizer's own, in all layers alike.
+
+    At a rate of 0 everything is trained, and this is decided now.
+    """
+    with exclusive(optimizer):
+        distribution = optimizer.distribution
+        if isinstance(distribution, tuple):
+            distribution = tuple((pattern, freeze_rate) for pattern, _ in distribution)
+        own = {name: getattr(optimizer, name) for name in ("freeze_rate", "distribution")}
+        # Past the check that refuses to change settings of an optimizer that is built.
+        optimizer.__dict__.update(freeze_rate=freeze_rate, distribution=distribution)
+        try:
+            optimizer.rebuild(None, optimizer.built_variables)
+        finally:
+            optimizer.__dict__.update(own)
+        optimizer.set_starts(optimizer.starts)  # registers the optimizer's own settings again
 
 
 def has_known_slots(optimizer: "MaskedOptimizer") -> bool:

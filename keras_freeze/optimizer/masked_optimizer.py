@@ -119,7 +119,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         Functions that were traced for it must be such that Keras makes them again.
         """
         is_waiting = isinstance(self.update, DenseUpdate) and self.update.by_first_batch
-        if not is_waiting or not is_coordinate_wise(self.inner_optimizer):
+        if not is_waiting or not self.is_coordinate_wise:
             return False
         has_functions = self._traces.has_others or len(self._traces.models) > 1
         return not has_functions and slots_of(self.inner_optimizer) is not None
@@ -139,6 +139,11 @@ class MaskedOptimizer(DelegatingOptimizer):
     def mask_variables(self) -> list[Any]:
         """The variables that follow from the mask, and FreezeNet-WD's scalar."""
         return [*self._traces.markers, *([] if self.update is None else self.update.variables)]
+
+    @property
+    def is_coordinate_wise(self) -> bool:
+        """Whether the inner optimizer is known to update each coordinate by itself."""
+        return is_coordinate_wise(self.inner_optimizer)
 
     def suits_compact(self, mask: FreezeMask) -> bool:
         """Return whether the inner optimizer can do with the trained weights of a mask alone."""
@@ -190,7 +195,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         with exclusive(self):
             self.__dict__["_starts"] = dict(starts or {})
             self.rebuild(State(mask, compact=self.suits_compact(mask)), variables)
-            self._forget_trained_starts()
+            self.forget_trained_starts()
             if self.frozen_weights == "zero":
                 self.zero_frozen_weights()
 
@@ -203,9 +208,9 @@ class MaskedOptimizer(DelegatingOptimizer):
                 self.rebuild(state, self.built_variables)
             for optimizer in walk(self.inner_optimizer):
                 _keras_private.iterations_variable(optimizer).assign(0)
-            self._forget_trained_starts()
+            self.forget_trained_starts()
 
-    def _forget_trained_starts(self) -> None:
+    def forget_trained_starts(self) -> None:
         """Forget where trained entries started; they start where they are now."""
         self.__dict__["trained_starts"] = {}
         self.__dict__["decided_at"] = int(backend.to_numpy(self.iterations))
@@ -233,6 +238,13 @@ class MaskedOptimizer(DelegatingOptimizer):
     def refuse_traced_functions(self) -> None:
         """Let functions fail that were traced for the mask until now."""
         self._traces.invalidate()
+
+    def refuse_functions_with_blocks(self) -> None:
+        """Let functions fail that were traced with restricted gradients which are gone since."""
+        update = self.compact_update
+        if update is not None and update.has_dropped_blocks:
+            update.has_dropped_blocks = False
+            self.refuse_traced_functions()
 
     def propagate_mask(self, before: FreezeMask | None) -> None:
         """Tell the registry and restricted gradients about a mask that was set in place."""

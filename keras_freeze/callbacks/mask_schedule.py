@@ -1,0 +1,159 @@
+"""What callbacks that change the mask while `fit` trains have in common."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_freeze import backend
+from keras_freeze._utils.validation import check_int, value_error
+from keras_freeze.masks.changing import distances
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.model_state import ModelOptimizers
+from keras_freeze.optimizer.first_batch import make_train_function_again
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.optimizer.mask_changes import (
+    change_mask,
+    has_known_slots,
+    know_trained_starts,
+)
+from keras_freeze.restricted.layers import restrict_where_trained
+
+
+class MaskSchedule(keras.callbacks.Callback):
+    """Base class of callbacks that change the mask after training steps `begin` + n `frequency`.
+
+    Steps are counted by the optimizer's `iterations`, so that training that is resumed goes on with
+    the schedule. What has to be known for the next change is in the optimizer's state.
+
+    Args:
+        begin, end: the first and the last step after which the mask changes; an `end` of None is
+            never reached.
+        frequency: the number of steps between two changes.
+    """
+
+    def __init__(self, begin: int, end: int | None, frequency: int) -> None:
+        super().__init__()
+        self._begin = check_int("begin", begin)
+        self._end = None if end is None else check_int("end", end)
+        if self._end is not None and self._end < self._begin:
+            raise value_error("end", end, f"at least `begin`, which is {begin}")
+        self._frequency = check_int("frequency", frequency, minimum=1)
+        self._optimizer: FreezeOptimizer | None = None
+        self._snapshot: dict[int, np.ndarray] | None = None
+        self._first = self._last = 0
+
+    def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
+        """Change the mask after the training step with this number; for subclasses."""
+        raise NotImplementedError
+
+    def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
+        """Get ready for training, before its first step; for subclasses."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._optimizer = None
+        self._last = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        model = self.model  # on JAX this writes to its variables what has been trained
+        # Not in `on_train_begin`, in which BackupAndRestore loads what was trained before.
+        if self._optimizer is None:
+            self._optimizer = _optimizer_of(model, type(self).__name__)
+            self.prepare(model, self._optimizer)
+            self._look_at_starts(self._optimizer)
+        self._first = int(backend.to_numpy(self._optimizer.iterations))
+        self._last = max(self._last, self._first)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self._optimizer is not None
+        if self._snapshot is not None:
+            backend.synchronize_variables(self.model)
+            self._look_at_starts(self._optimizer)
+        step = self._first + batch + 1
+        due = self._last_due(step)
+        if due is not None and due > self._last and self._optimizer.mask is not None:
+            self.change(self.model, self._optimizer, due)
+        self._last = max(self._last, step)
+
+    def _last_due(self, step: int) -> int | None:
+        """Return the last step until this one after which the mask changes."""
+        if step < self._begin:
+            return None
+        if self._end is not None and step >= self._end:
+            return self._end
+        return step - (step - self._begin) % self._frequency
+
+    def _look_at_starts(self, optimizer: FreezeOptimizer) -> None:
+        """Remember what trained weights were before training, for the time when they leave."""
+        mask, snapshot = optimizer.mask, self._snapshot
+        if mask is None:  # the first batch decides
+            self._snapshot = {
+                p.position: backend.to_numpy(p.variable)
+                for p in optimizer.parameters
+                if p.is_frozen_candidate
+            }
+            return
+        self._snapshot = None
+        if optimizer.frozen_weights == "keep" and not know_trained_starts(optimizer, snapshot):
+            raise ValueError(
+                f"{type(self).__name__} lets weights go back to their values before training, "
+                "and these are not known: the model has been trained since it was frozen. Give "
+                "the callback to the first `fit`, or draw the weights with seeds, as "
+                "`keras_freeze.reinitialize` does, before the model is frozen."
+            )
+
+    def set_trained(
+        self,
+        model: keras.Model,
+        optimizer: FreezeOptimizer,
+        trained: dict[int, np.ndarray],
+        compact: bool,
+    ) -> None:
+        """Set the masks of variables, by position; other variables keep theirs."""
+        mask = optimizer.mask
+        assert mask is not None
+        entries = [
+            MaskEntry(e.position, e.path, trained.get(e.position, e.trained), e.is_weight)
+            for e in mask.entries
+        ]
+        if change_mask(optimizer, FreezeMask(entries), compact):
+            restrict_where_trained(model)
+            make_train_function_again(model)
+
+
+def distances_to_frozen(optimizer: FreezeOptimizer, entry: MaskEntry) -> np.ndarray:
+    """Return how far the weights of a variable are from what freezing would make of them.
+
+    That is their value before training, or zero in a pruned network.
+    """
+    values = backend.to_numpy(optimizer.parameters[entry.position].variable)
+    frozen_values = np.zeros_like(values)
+    if optimizer.frozen_weights == "keep":
+        frozen_values = values.copy()
+        frozen_values[entry.trained] = optimizer.trained_starts[entry.position]
+    return distances(values, frozen_values)
+
+
+def _optimizer_of(model: keras.Model, name: str) -> FreezeOptimizer:
+    """Return the FreezeOptimizer of a model, if its mask can change.
+
+    Raises:
+        ValueError: if it cannot, or if there is none or several.
+    """
+    optimizers = ModelOptimizers(model)
+    optimizer = optimizers.required()
+    if not optimizer.built:
+        with backend.strategy_scope(optimizers.outer):
+            optimizers.outer.build(model.trainable_variables)
+    if optimizer.frozen_weights == "decay":
+        raise ValueError(
+            f"{name} needs a FreezeOptimizer with frozen_weights='keep' or 'zero'. With 'decay' "
+            "frozen weights have no value to go back to. Received: frozen_weights='decay'"
+        )
+    if not has_known_slots(optimizer):
+        kind = type(optimizer.inner_optimizer).__name__
+        raise ValueError(
+            f"{name} needs an inner optimizer that has one variable, or none, for each variable "
+            f"that it updates, as attributes that are lists. Received: {kind}"
+        )
+    return optimizer

@@ -1,0 +1,183 @@
+"""The callback that moves a mask to other weights while a network is trained."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from keras_freeze import backend, criteria
+from keras_freeze._utils.validation import check_int, check_number
+from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen
+from keras_freeze.computed_masks import scores_of_train_step
+from keras_freeze.criteria.scoring import scores_of_loss
+from keras_freeze.gradients.data import Batches, preprocessed
+from keras_freeze.gradients.train_step import has_own_train_step
+from keras_freeze.masks.changing import regrow
+from keras_freeze.masks.mask import MaskEntry
+from keras_freeze.masks.ranked import random_scores
+from keras_freeze.model_state import ModelOptimizers
+from keras_freeze.optimizer.compact_update import CompactUpdate
+from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.restricted.layers import restore_gradients, restrict_where_trained
+
+# Keeps random scores of different steps apart; an odd number with as many ones as zeros.
+_STRIDE = 0x9E3779B97F4A7C15
+
+
+class RegrowTrained(MaskSchedule):
+    """Moves the mask every so many steps of `fit`: RigL and SET for frozen networks.
+
+    In each layer a fraction of the trained weights leaves the mask and as many join it, so that
+    the numbers stay. Those leave that have moved least: with `frozen_weights="keep"` they are the
+    nearest to their values before training, which they get back bit for bit; with "zero" they are
+    the smallest, as published, and become zero. Those with the largest scores by `criterion` join:
+    "gradient" is RigL (Evci et al., "Rigging the Lottery", 2020), "random" is SET (Mocanu et al.,
+    2018). They go on from their frozen values, with moments of zero. Moments of the others are
+    kept, and so are counts of steps. The training step is not compiled again.
+
+    A `.freeze` file holds the last mask alone, and is as small as ever.
+
+    Args:
+        fraction: the share of a layer's trained weights that leaves the mask, in (0, 1]; rounded
+            down to whole weights. With an `end` it falls to 0 there along a cosine.
+        frequency: how many steps there are between two changes.
+        criterion: what joins: any criterion of a FreezeOptimizer. Defaults to "gradient".
+        x, y, sample_weight: training data for the criterion, as in `freeze`. "random" needs none.
+            A dataset is read again for each change.
+        steps: how many batches of a dataset each change uses. Defaults to 1.
+        batch_size: of arrays: each change uses so many examples, the next ones. None: all.
+        begin, end: the first and the last step after which the mask may change, as the optimizer
+            counts them. Defaults to 0 and None, which is never.
+
+    Raises:
+        TypeError, ValueError: for arguments out of range; for a criterion that needs data without
+            `x`; in `fit`, for a model without a FreezeOptimizer, with `frozen_weights="decay"`, or
+            whose weights before training are not known.
+
+    Example:
+
+    ```python
+    regrow = keras_freeze.callbacks.RegrowTrained(
+        0.3, frequency=100, x=x, y=y, batch_size=100, end=3000
+    )
+    model.fit(x, y, epochs=10, callbacks=[regrow])
+    ```
+    """
+
+    def __init__(
+        self,
+        fraction: float = 0.3,
+        frequency: int = 100,
+        criterion: str | criteria.Criterion = "gradient",
+        *,
+        x: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        steps: int = 1,
+        batch_size: int | None = None,
+        begin: int = 0,
+        end: int | None = None,
+    ) -> None:
+        super().__init__(begin, end, frequency)
+        self._fraction = check_number("fraction", fraction, maximum=1.0, positive=True)
+        self._criterion = criteria.check_criterion(criterion)
+        if batch_size is not None:
+            check_int("batch_size", batch_size, minimum=1)
+        if x is None and criteria.needs_data(criterion):
+            raise ValueError(
+                "Argument `x` must be training data, with which the criterion chooses the weights "
+                "that join the mask; criterion='random' needs none. "
+                f"Received: x=None, criterion={criterion!r}"
+            )
+        self._x, self._others, self._steps = x, (y, sample_weight), steps
+        self._batch_size = batch_size
+        if batch_size is not None and x is not None:
+            _num_examples((x, y, sample_weight))
+
+    def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
+        # There, restricted gradients are compiled for one mask.
+        if backend.TRACES_MASKS:
+            restore_gradients(model)
+            optimizer.refuse_functions_with_blocks()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if backend.TRACES_MASKS:
+            restrict_where_trained(self.model)
+
+    def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
+        mask = optimizer.mask
+        assert mask is not None
+        fraction = self._fraction_after(step)
+        entries = [e for e in mask.entries if e.is_weight and 0 < e.trained.sum() < e.trained.size]
+        numbers = [math.floor(fraction * int(entry.trained.sum())) for entry in entries]
+        if not any(numbers):
+            return
+        scores = self._scores(model, optimizer, entries, step)
+        trained = {
+            entry.position: regrow(
+                entry.trained, distances_to_frozen(optimizer, entry), score, number
+            )
+            for entry, score, number in zip(entries, scores, numbers, strict=True)
+        }
+        is_compact = isinstance(optimizer.update, CompactUpdate)
+        self.set_trained(model, optimizer, trained, is_compact)
+
+    def _fraction_after(self, step: int) -> float:
+        if self._end is None:
+            return self._fraction
+        progress = (step - self._begin) / max(self._end - self._begin, 1)
+        return self._fraction / 2 * (1 + math.cos(math.pi * progress))
+
+    def _scores(
+        self, model: keras.Model, optimizer: FreezeOptimizer, entries: list[MaskEntry], step: int
+    ) -> list[np.ndarray]:
+        """Return the scores by which weights join the mask after a step."""
+        seed = (optimizer.seed + step * _STRIDE) % 2**64
+        if self._criterion == criteria.RANDOM:
+            return [random_scores(e.trained.shape, seed, e.position) for e in entries]
+        parameters = [optimizer.parameters[entry.position] for entry in entries]
+        batches = self._batches(model, step)
+        if batches is not None and has_own_train_step(model):
+            return scores_of_train_step(
+                model, parameters, batches, optimizer, self._criterion, seed
+            )
+        outer = ModelOptimizers(model).outer
+        return scores_of_loss(
+            model, parameters, batches, self._criterion, seed=seed, loss=None, outer=outer
+        )
+
+    def _batches(self, model: keras.Model, step: int) -> Batches | None:
+        if self._x is None:
+            return None
+        data = (self._x, *self._others)
+        if self._batch_size is not None:
+            data = _piece(data, self._batch_size, step // self._frequency)
+        return Batches(*preprocessed(model, *data), self._steps, None)
+
+
+def _piece(data: Any, batch_size: int, number: int) -> Any:
+    """Return the batch with a number of arrays, which begin again after the last whole one."""
+    num_batches = max(_num_examples(data) // batch_size, 1)
+    start = number % num_batches * batch_size
+    return tree.map_structure(lambda part: _rows(part, start, start + batch_size), data)
+
+
+def _rows(part: Any, start: int, end: int) -> Any:
+    return None if part is None else part[start:end]
+
+
+def _num_examples(data: Any) -> int:
+    """Return how many examples arrays have.
+
+    Raises:
+        ValueError: for a dataset.
+    """
+    parts = [part for part in tree.flatten(data) if part is not None]
+    if not all(getattr(part, "shape", ()) for part in parts):
+        raise ValueError(
+            "Argument `batch_size` is for arrays; of a dataset each change uses the first batches. "
+            f"Received: batch_size with x={type(data[0]).__name__}"
+        )
+    return int(parts[0].shape[0])
