@@ -80,7 +80,9 @@ class GradualFreezing(MaskSchedule):
     def _rate(self, step: int, final_rate: float) -> float:
         if step >= self._end:
             return final_rate
-        progress = max(step - self._begin, 0) / (self._end - self._begin)
+        if step <= self._begin:
+            return self._initial_rate
+        progress = (step - self._begin) / (self._end - self._begin)
         return final_rate + (self._initial_rate - final_rate) * (1 - progress) ** self._power
 
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
@@ -101,18 +103,22 @@ class GradualFreezing(MaskSchedule):
                 f"all. Received: initial_rate={self._initial_rate}"
             )
 
+    def last_change(self, num_steps: int) -> int:
+        return -1  # the rate of a schedule that has begun before applies at once
+
     def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
         mask = optimizer.mask
         assert mask is not None
-        entries = _weights(mask)
+        entries, groups = _weights(mask), self._groups(optimizer, mask, step)
         scores = [distances_to_frozen(optimizer, entry) for entry in entries]
-        trained = keep_largest(
-            scores, [e.trained for e in entries], self._groups(optimizer, mask, step)
-        )
+        trained = keep_largest(scores, [entry.trained for entry in entries], groups)
         masks = {e.position: one for e, one in zip(entries, trained, strict=True)}
+        num_trained = sum(int(one.sum()) for one in trained)
+        num_rescued = max(num_trained - sum(group.num_trained for group in groups), 0)
         # Elsewhere, each number of trained weights would need a training step of its own.
         has_vectors = backend.STEPS_ARE_EAGER or step >= self._end
-        self.set_trained(model, optimizer, masks, has_vectors and optimizer.is_coordinate_wise)
+        is_compact = has_vectors and optimizer.is_coordinate_wise
+        self.set_trained(model, optimizer, masks, is_compact, num_rescued)
 
     def _groups(self, optimizer: FreezeOptimizer, mask: FreezeMask, step: int) -> list[Group]:
         distribution = optimizer.distribution

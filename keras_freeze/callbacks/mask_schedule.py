@@ -10,6 +10,7 @@ from keras_freeze._utils.validation import check_int, value_error
 from keras_freeze.masks.changing import distances
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.model_state import ModelOptimizers
+from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import make_train_function_again
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.mask_changes import (
@@ -50,9 +51,12 @@ class MaskSchedule(keras.callbacks.Callback):
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
         """Get ready for training, before its first step; for subclasses."""
 
+    def last_change(self, num_steps: int) -> int:
+        """Return until which step changes have been made, before training goes on."""
+        return num_steps
+
     def on_train_begin(self, logs: Any = None) -> None:
         self._optimizer = None
-        self._last = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         model = self.model  # on JAX this writes to its variables what has been trained
@@ -61,8 +65,8 @@ class MaskSchedule(keras.callbacks.Callback):
             self._optimizer = _optimizer_of(model, type(self).__name__)
             self.prepare(model, self._optimizer)
             self._look_at_starts(self._optimizer)
+            self._last = self.last_change(int(backend.to_numpy(self._optimizer.iterations)))
         self._first = int(backend.to_numpy(self._optimizer.iterations))
-        self._last = max(self._last, self._first)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._optimizer is not None
@@ -71,8 +75,10 @@ class MaskSchedule(keras.callbacks.Callback):
             self._look_at_starts(self._optimizer)
         step = self._first + batch + 1
         due = self._last_due(step)
-        if due is not None and due > self._last and self._optimizer.mask is not None:
-            self.change(self.model, self._optimizer, due)
+        if due is not None and due > self._last:
+            model = self.model  # on JAX this writes to its variables, as in `on_epoch_begin`
+            if self._optimizer.mask is not None:  # no batch has decided, if none was finite
+                self.change(model, self._optimizer, due)
         self._last = max(self._last, step)
 
     def _last_due(self, step: int) -> int | None:
@@ -108,6 +114,7 @@ class MaskSchedule(keras.callbacks.Callback):
         optimizer: FreezeOptimizer,
         trained: dict[int, np.ndarray],
         compact: bool,
+        num_rescued: int = 0,
     ) -> None:
         """Set the masks of variables, by position; other variables keep theirs."""
         mask = optimizer.mask
@@ -116,7 +123,10 @@ class MaskSchedule(keras.callbacks.Callback):
             MaskEntry(e.position, e.path, trained.get(e.position, e.trained), e.is_weight)
             for e in mask.entries
         ]
-        if change_mask(optimizer, FreezeMask(entries), compact):
+        new = FreezeMask(entries, num_rescued=num_rescued)
+        if new == mask and compact == isinstance(optimizer.update, CompactUpdate):
+            return
+        if change_mask(optimizer, new, compact):
             restrict_where_trained(model)
             make_train_function_again(model)
 

@@ -20,7 +20,7 @@ from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
-from keras_freeze.restricted.layers import restore_gradients, restrict_where_trained
+from keras_freeze.restricted.layers import restore_gradients, restrict_gradients
 
 # Keeps random scores of different steps apart; an odd number with as many ones as zeros.
 _STRIDE = 0x9E3779B97F4A7C15
@@ -35,7 +35,8 @@ class RegrowTrained(MaskSchedule):
     the smallest, as published, and become zero. Those with the largest scores by `criterion` join:
     "gradient" is RigL (Evci et al., "Rigging the Lottery", 2020), "random" is SET (Mocanu et al.,
     2018). They go on from their frozen values, with moments of zero. Moments of the others are
-    kept, and so are counts of steps. The training step is not compiled again.
+    kept, and so are counts of steps. The training step is not compiled again; on JAX gradients are
+    therefore not restricted to trained weights until `end`.
 
     A `.freeze` file holds the last mask alone, and is as small as ever.
 
@@ -97,16 +98,18 @@ class RegrowTrained(MaskSchedule):
             _num_examples((x, y, sample_weight))
 
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
-        # There, restricted gradients are compiled for one mask.
-        if backend.TRACES_MASKS:
+        steps = int(backend.to_numpy(optimizer.iterations))
+        if backend.TRACES_MASKS and (self._end is None or steps < self._end):
+            # There, restricted gradients are compiled for one mask.
             restore_gradients(model)
             optimizer.refuse_functions_with_blocks()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        if backend.TRACES_MASKS:
-            restrict_where_trained(self.model)
-
     def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
+        self._move(model, optimizer, step)
+        if backend.TRACES_MASKS and step == self._end:
+            restrict_gradients(model)
+
+    def _move(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
         mask = optimizer.mask
         assert mask is not None
         fraction = self._fraction_after(step)
@@ -121,8 +124,7 @@ class RegrowTrained(MaskSchedule):
             )
             for entry, score, number in zip(entries, scores, numbers, strict=True)
         }
-        is_compact = isinstance(optimizer.update, CompactUpdate)
-        self.set_trained(model, optimizer, trained, is_compact)
+        self.set_trained(model, optimizer, trained, isinstance(optimizer.update, CompactUpdate))
 
     def _fraction_after(self, step: int) -> float:
         if self._end is None:
