@@ -15,6 +15,7 @@ from keras_freeze.gradients.recording import RecordedGradients
 from keras_freeze.gradients.train_step import recorded_gradients
 from keras_freeze.masks.distributions import Group
 from keras_freeze.masks.mask import FreezeMask, mask_of_groups
+from keras_freeze.masks.structure import Structure
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.processes import check_agreement
 from keras_freeze.parameters import Parameter, classify, frozen_candidates, warn_of_unknown
@@ -53,9 +54,12 @@ def mask_of_loss(
     masks = None
     for rate in _rates_before(optimizer):
         groups_before = optimizer.groups(candidates, parameters, rate=rate)
-        mask = _mask_of_scores(candidates, score(masks=masks), masks, groups_before, optimizer)
+        structure = optimizer.structure and optimizer.structure.loosened(rate)
+        scores = score(masks=masks)
+        mask = _mask_of_scores(candidates, scores, masks, groups_before, optimizer.seed, structure)
         masks = [mask[p.variable] for p in candidates]
-    return _mask_of_scores(candidates, score(masks=masks), masks, groups, optimizer)
+    scores = score(masks=masks)
+    return _mask_of_scores(candidates, scores, masks, groups, optimizer.seed, optimizer.structure)
 
 
 def _rates_before(optimizer: FreezeOptimizer) -> list[Callable[[float], float]]:
@@ -66,8 +70,8 @@ def _rates_before(optimizer: FreezeOptimizer) -> list[Callable[[float], float]]:
     criterion = criteria.as_iterative(optimizer.criterion)
     if criterion is None or optimizer.frozen_weights != "zero":
         return []
-    if optimizer.rates <= {0.0, 1.0}:  # the scores decide nothing
-        return []
+    if optimizer.rates <= {0.0, 1.0} and not optimizer.freezes_at_rate_0:
+        return []  # the scores decide nothing
     return [functools.partial(criterion.rate, step=step) for step in range(1, criterion.steps)]
 
 
@@ -91,7 +95,7 @@ def mask_of_recorded(
         groups = optimizer.groups(candidates, parameters)
         gradients = [found[p.position] for p in candidates]
         scores = scores_of_gradients(candidates, gradients, optimizer.criterion, optimizer.seed)
-    return _mask_of_scores(candidates, scores, None, groups, optimizer)
+    return _mask_of_scores(candidates, scores, None, groups, optimizer.seed, optimizer.structure)
 
 
 def scores_of_train_step(
@@ -142,7 +146,8 @@ def _mask_of_scores(
     scores: list[np.ndarray],
     masks: list[np.ndarray] | None,
     groups: list[Group],
-    optimizer: FreezeOptimizer,
+    seed: int,
+    structure: Structure | None,
 ) -> FreezeMask:
     """Return the mask; `masks` tell what is in the network that has been scored."""
     left = scores if masks is None else [s[m] for s, m in zip(scores, masks, strict=True)]
@@ -151,8 +156,9 @@ def _mask_of_scores(
     return mask_of_groups(
         scores,
         groups,
-        seed=optimizer.seed,
+        seed=seed,
         positions=[p.position for p in candidates],
         paths=[p.path for p in candidates],
         variables=[p.variable for p in candidates],
+        structure=structure,
     )

@@ -95,7 +95,8 @@ def freeze(
         drawn: whether the mask is drawn: in each weight, the criterion chooses how many entries are
             trained and at which rates in each row and column (and position of a convolution),
             powers of two; which ones is drawn from the FreezeOptimizer's `seed`. A `.freeze` file
-            then holds the rates and the seed, a fifth or less of the mask. Defaults to False.
+            then holds the rates and the seed, a fifth or less of the mask. Not with a `structure`.
+            Defaults to False.
 
     Returns:
         The mask; for several FreezeOptimizers one that covers all of them, as `get_mask` returns.
@@ -146,6 +147,8 @@ def freeze(
         if overwrite:
             scopes.enter_context(frozen_variables.overwriting())
         optimizers = _look_up_optimizers(model, optimizer)
+        if drawn:
+            _check_draws_single_weights(optimizers.all)
         if freeze_rate is not None:
             scopes.enter_context(_at_rate(optimizers.all, freeze_rate))
         whole = None
@@ -307,6 +310,16 @@ def _freeze_by_parts(
         _NewMask(optimizer, list(optimizer.built_variables), part)
         for optimizer, part in zip(optimizers, parts, strict=True)
     ], whole
+
+
+def _check_draws_single_weights(optimizers: Sequence[FreezeOptimizer]) -> None:
+    found = [o.structure for o in optimizers if o.structure is not None]
+    if found:
+        raise ValueError(
+            "Argument `drawn` must be False where a FreezeOptimizer has a `structure`: single "
+            "weights are drawn, and a mask with a structure takes few bytes anyway. "
+            f"Received: drawn=True and structure={found[0]}"
+        )
 
 
 def _drawn(new: _NewMask) -> _NewMask:

@@ -17,10 +17,10 @@ from keras_freeze._utils.validation import received, type_error, value_error
 from keras_freeze.masks.selection import (
     check_freeze_rate,
     num_trained_weights,
-    rescue_index,
     select_top,
 )
 from keras_freeze.masks.settings import GLOBAL, Distribution
+from keras_freeze.masks.structure import Structure, rescued, select_units
 
 _NAMES = (GLOBAL, "uniform", "erk")
 _ACCEPTED = f"{', '.join(map(repr, _NAMES))}, or a mapping from patterns of paths to rates"
@@ -249,7 +249,11 @@ def _matches(expression: re.Pattern[str], path: str) -> bool:
 
 
 def select_groups(
-    scores: Sequence[np.ndarray], groups: Sequence[Group], seed: int, positions: Sequence[int]
+    scores: Sequence[np.ndarray],
+    groups: Sequence[Group],
+    seed: int,
+    positions: Sequence[int],
+    structure: Structure | None = None,
 ) -> tuple[list[np.ndarray], int]:
     """Mark the largest scores of each group, and one weight of each variable left without.
 
@@ -257,6 +261,7 @@ def select_groups(
         scores: One array for each variable.
         groups: What `groups_of` returns for them.
         seed, positions: What the at-least-one rule draws from.
+        structure: What is trained together, instead of single weights.
 
     Returns:
         A boolean array for each variable, and how many weights the rule has added.
@@ -267,10 +272,14 @@ def select_groups(
     selected: dict[int, np.ndarray] = {}
     num_rescued = 0
     for group in groups:
-        chosen = select_top([scores[index] for index in group.members], group.num_trained)
+        of_group = [scores[index] for index in group.members]
+        if structure is None:
+            chosen = select_top(of_group, group.num_trained)
+        else:
+            chosen = select_units(structure, of_group, group.num_trained)
         selected.update(zip(group.members, chosen, strict=True))
         for index, mask in zip(group.members, chosen, strict=True):
             if group.rescues and mask.size and not mask.any():
-                mask.reshape(-1)[rescue_index(seed, positions[index], mask.size)] = True
-                num_rescued += 1
+                selected[index] = rescued(structure, mask.shape, seed, positions[index])
+                num_rescued += int(np.count_nonzero(selected[index]))
     return [selected[index] for index in range(len(scores))], num_rescued

@@ -21,8 +21,8 @@ from keras import ops
 from keras_freeze import backend
 from keras_freeze._utils.by_variable import ByVariable
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
-from keras_freeze.masks.selection import rescue_index
 from keras_freeze.masks.settings import Settings
+from keras_freeze.masks.structure import rescued
 from keras_freeze.parameters import Parameter, path_of, shorten
 from keras_freeze.starts import Start
 
@@ -84,13 +84,15 @@ class _FrozenVariable:
     read: ReadMask
     start: Start | None
 
-    def is_rescued(self, trained: np.ndarray) -> bool:
-        """Return whether the at-least-one rule chose the only trained weight."""
-        settings = self.decision.settings
-        if settings is None or not self.is_weight or np.count_nonzero(trained) != 1:
-            return False
-        only = int(trained.reshape(-1).argmax())
-        return only == rescue_index(settings.seed, self.position, trained.size)
+    def num_rescued(self, trained: np.ndarray) -> int:
+        """Return how many weights are trained if these are what the at-least-one rule adds."""
+        settings, count = self.decision.settings, int(np.count_nonzero(trained))
+        if settings is None or not self.is_weight or not count:
+            return 0
+        if count > 1 and settings.structure is None:
+            return 0
+        added = rescued(settings.structure, trained.shape, settings.seed, self.position)
+        return count if np.array_equal(added, trained) else 0
 
 
 _registry: ByVariable[_FrozenVariable] = ByVariable()
@@ -205,7 +207,7 @@ def mask_of(variables: Sequence[Any]) -> FreezeMask | None:
             continue
         entries.append(MaskEntry(position, path_of(variable), trained, entry.is_weight))
         masked.append(variable)
-        num_rescued += entry.is_rescued(trained)
+        num_rescued += entry.num_rescued(trained)
     if all(entry.trained.all() for entry in entries):
         return None
     return FreezeMask(entries, masked, num_rescued)

@@ -19,6 +19,7 @@ from keras_freeze._utils.validation import type_error
 from keras_freeze.masks.distributions import Group, check_distribution, groups_of, select_groups
 from keras_freeze.masks.selection import as_float32, check_freeze_rate
 from keras_freeze.masks.settings import GLOBAL
+from keras_freeze.masks.structure import Structure, check_structure
 from keras_freeze.storage.masks import read_mask, write_mask
 
 
@@ -124,6 +125,7 @@ class FreezeMask:
         paths: Sequence[str] | None = None,
         variables: Sequence[Any] | None = None,
         distribution: str | Mapping[str, float] = GLOBAL,
+        structure: str | tuple[int, int] | Structure | None = None,
     ) -> "FreezeMask":
         """Compute the mask that trains the weights with the largest scores.
 
@@ -144,15 +146,19 @@ class FreezeMask:
             variables: The variables, for `mask[variable]`.
             distribution: Where the rate applies: `"global"`, `"uniform"`, `"erk"` or a mapping from
                 patterns of paths to rates, as for a `FreezeOptimizer`. Defaults to `"global"`.
+            structure: What is trained together, as for a `FreezeOptimizer`: `"column"`, `"row"`, a
+                pair of ints for blocks, `"n:m"`, or a `keras_freeze.masks.Structure`. As many
+                weights are then trained as fit into the number above. None: single weights.
 
         Returns:
             A `FreezeMask`.
 
         Raises:
-            TypeError: If `freeze_rate` is not a number, or `distribution` of another type.
-            ValueError: If a rate is outside [0, 1], if the distribution is unknown or a pattern
-                matches no path, if a score is NaN or infinite (the message names the variable), or
-                if lengths differ.
+            TypeError: If `freeze_rate` is not a number, or `distribution` or `structure` of another
+                type.
+            ValueError: If a rate is outside [0, 1], if the distribution or structure is unknown, if
+                a pattern matches no path, if a score is NaN or infinite (the message names the
+                variable), or if lengths differ.
 
         Example:
             >>> mask = FreezeMask.from_scores([np.array([4.0, 1.0]), np.array([2.0, 3.0])], 0.5)
@@ -160,6 +166,7 @@ class FreezeMask:
             (array([ True, False]), array([False,  True]))
         """
         rate, checked = check_freeze_rate(freeze_rate), check_distribution(distribution)
+        units = check_structure(structure)
         arrays = as_float32(scores)
         positions = list(range(len(arrays)) if positions is None else positions)
         paths = [str(position) for position in positions] if paths is None else list(paths)
@@ -170,9 +177,8 @@ class FreezeMask:
                     f"Received: {len(given)} {name} for {len(arrays)} arrays"
                 )
         groups = groups_of(checked, rate, [array.shape for array in arrays], paths)
-        return mask_of_groups(
-            arrays, groups, seed=seed, positions=positions, paths=paths, variables=variables
-        )
+        places: dict[str, Any] = {"positions": positions, "paths": paths, "variables": variables}
+        return mask_of_groups(arrays, groups, seed=seed, structure=units, **places)
 
     @property
     def entries(self) -> tuple[MaskEntry, ...]:
@@ -351,6 +357,7 @@ def mask_of_groups(
     positions: Sequence[int],
     paths: Sequence[str],
     variables: Sequence[Any] | None = None,
+    structure: Structure | None = None,
 ) -> FreezeMask:
     """Compute the mask that trains the weights with the largest scores of each group.
 
@@ -368,7 +375,7 @@ def mask_of_groups(
                 f"Received: {np.count_nonzero(~np.isfinite(array))} NaN or infinite scores "
                 f"of {array.size}"
             )
-    selected, num_rescued = select_groups(arrays, groups, seed, positions)
+    selected, num_rescued = select_groups(arrays, groups, seed, positions, structure)
     entries = [MaskEntry(*parts) for parts in zip(positions, paths, selected, strict=True)]
     return FreezeMask(entries, variables, num_rescued)
 

@@ -1,7 +1,10 @@
 """The settings that a mask is decided with. Imports neither Keras nor NumPy."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_freeze.masks.structure import Structure
 
 GLOBAL = "global"
 
@@ -14,7 +17,7 @@ class Settings:
     """The settings of a FreezeOptimizer that decide its mask, as files store them.
 
     Attributes:
-        freeze_rate, frozen_weights, seed, distribution: as for the FreezeOptimizer.
+        freeze_rate, frozen_weights, seed, distribution, structure: as for the FreezeOptimizer.
         criterion: a description of its criterion.
     """
 
@@ -23,6 +26,7 @@ class Settings:
     frozen_weights: str
     seed: int
     distribution: Distribution = GLOBAL
+    structure: "Structure | None" = None
 
     def agrees_with(self, other: "Settings") -> bool:
         """Return whether both give the same mask and treatment; only "random" uses the seed."""
@@ -30,11 +34,17 @@ class Settings:
             (s.freeze_rate, s.criterion, s.frozen_weights, s.seed if s.criterion == "random" else 0)
             for s in (self, other)
         )
-        return mine == theirs and _agree(self.distribution, other.distribution)
+        same = mine == theirs and self.structure == other.structure
+        return same and _agree(self.distribution, other.distribution)
 
     def to_json(self) -> list[Any]:
-        """Return the settings as a JSON array, without a distribution that is "global"."""
+        """Return the settings as a JSON array.
+
+        Its end is left out as far as it says nothing: no structure, the distribution "global".
+        """
         values = [self.freeze_rate, self.criterion, self.frozen_weights, self.seed]
+        if self.structure is not None:
+            return [*values, self.distribution, self.structure.to_json()]
         return values if self.distribution == GLOBAL else [*values, self.distribution]
 
     def __str__(self) -> str:
@@ -45,6 +55,7 @@ class Settings:
             f"frozen_weights={self.frozen_weights!r}"
             + (f", seed={self.seed}" if self.criterion == "random" else "")
             + (f", distribution={shown!r}" if shown != GLOBAL else "")
+            + (f", structure={self.structure}" if self.structure is not None else "")
         )
 
 

@@ -20,6 +20,7 @@ from keras_freeze.criteria.criteria import check_criterion
 from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
+from keras_freeze.masks.structure import check_structure
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.grid_training import rounded_step
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, walk
@@ -182,6 +183,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "exclude": normalize_exclude,
     "grid": _grid_step,
     "distribution": check_distribution,
+    "structure": check_structure,
     "seed": functools.partial(check_int, "seed", end=2**32),
 }
 """For each setting, a function that returns it in its final form or raises."""

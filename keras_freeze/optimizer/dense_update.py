@@ -13,7 +13,7 @@ from keras_freeze import _keras_private, backend, criteria
 from keras_freeze.masks.frozen_variables import ReadMask, VariableMask, zero_frozen_entries
 from keras_freeze.masks.mask import FreezeMask, mask_of_groups
 from keras_freeze.masks.ranked import random_scores
-from keras_freeze.masks.selection import rescue_index
+from keras_freeze.masks.structure import choose, rescued
 from keras_freeze.optimizer.grid_training import GridTraining
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers
 from keras_freeze.optimizer.state import Phase
@@ -41,6 +41,7 @@ class DenseUpdate(Update):
         super().__init__(optimizer, parameters, mask)
         self._criterion = optimizer.criterion
         self._seed = optimizer.seed
+        self._structure = optimizer.structure
         self._candidates = {p.position: p.size for p in parameters if p.is_frozen_candidate}
         # Shapes and paths tell how many weights of which variables the first batch chooses.
         candidates = [parameters[position] for position in self._candidates]
@@ -49,16 +50,24 @@ class DenseUpdate(Update):
         self._groups = optimizer.groups(candidates, parameters, must_match)
         self._num_trained = sum(group.num_trained for group in self._groups)
         self._warns_of_unknown = not optimizer.trains_everything
-        self._rescued = {
-            p.position: rescue_index(self._seed, p.position, p.size)
+        self._rescues = {
+            p.position
             for group in self._groups
             for p in (candidates[member] for member in group.members)
             if p.size and group.rescues
         }
+        # The masks of "random" have their values before the first batch.
+        is_random = mask is None and self._criterion == criteria.RANDOM
+        before = self._random_mask() if is_random else mask
+        # How many weights the at-least-one rule has added, where that does not follow from masks.
+        self._added = None
+        if self._structure is not None:
+            added = np.array(0 if before is None else before.num_rescued, np.int32)
+            self._added = make_variable(added, "int32", "num_rescued")
         self._decided = make_variable(np.array(mask is not None), "bool", "mask_decided")
         self._masks = {
             position: make_variable(trained, "bool", f"mask_{position}")
-            for position, trained in self._initial_masks(mask).items()
+            for position, trained in self._initial_masks(before).items()
         }
         # Whether the first batch of this process alone would decide. Asked for now: while JAX
         # traces a step, the variables have no values.
@@ -76,22 +85,29 @@ class DenseUpdate(Update):
                 read = functools.partial(_indices_of, self._masks.get(p.position), self._decided)
                 self.grids[p.position] = grid.precise_values(p.position, values, read)
 
+    def _shape(self, position: int) -> tuple[int, ...]:
+        return tuple(self.parameters[position].variable.shape)
+
+    def _random_mask(self) -> FreezeMask:
+        """Return the mask of the criterion that needs no gradients."""
+        return mask_of_groups(
+            [random_scores(self._shape(p), self._seed, p) for p in self._candidates],
+            self._groups,
+            seed=self._seed,
+            positions=list(self._candidates),
+            paths=[self.parameters[p].path for p in self._candidates],
+            structure=self._structure,
+        )
+
     def _initial_masks(self, mask: FreezeMask | None) -> dict[int, np.ndarray]:
-        shapes = {p: tuple(self.parameters[p].variable.shape) for p in self._candidates}
-        if mask is None and self._criterion == criteria.RANDOM:
-            # It needs no gradients: the masks have their values before the first batch.
-            scores = [random_scores(s, self._seed, p) for p, s in shapes.items()]
-            paths = [self.parameters[p].path for p in shapes]
-            mask = mask_of_groups(
-                scores, self._groups, seed=self._seed, positions=list(shapes), paths=paths
-            )
         if mask is None:
-            return {position: np.ones(shape, bool) for position, shape in shapes.items()}
+            return {position: np.ones(self._shape(position), bool) for position in self._candidates}
         return {entry.position: entry.trained for entry in mask.entries}
 
     @property
     def variables(self) -> list[Any]:
-        return [*super().variables, self._decided, *self._masks.values()]
+        added = [] if self._added is None else [self._added]
+        return [*super().variables, self._decided, *self._masks.values(), *added]
 
     @property
     def phase(self) -> Phase:
@@ -114,6 +130,8 @@ class DenseUpdate(Update):
     def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
         if not self.by_first_batch:
             return self.num_rescued
+        if self._added is not None:
+            return int(backend.to_numpy(self._added))
         return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
@@ -230,7 +248,11 @@ class DenseUpdate(Update):
             backend.call_if(all_zero, criteria.warn_of_zero_scores)
         with backend.after(checks):
             # XLA cannot raise: there, a batch that is not finite does not decide.
-            self._set_masks(self._top(scores), ops.all(ops.stack(finite)))
+            is_valid = ops.all(ops.stack(finite))
+            masks, added = self._rescue(self._top(scores))
+            self._set_masks(masks, is_valid)
+            if self._added is not None:
+                self._added.assign(ops.where(is_valid, added, self._added.value))
 
     def _check_decides_for_all(self) -> None:
         if self._would_decide_alone:
@@ -254,22 +276,27 @@ class DenseUpdate(Update):
         return ops.where(scores == 0.0, 0.0, scores)
 
     def _top(self, scores: list[Any]) -> dict[int, Any]:
-        positions, masks = list(self._candidates), {}
+        """Return the masks of the largest scores of each group, by position."""
+        positions, masks = list(self._candidates), dict[int, Any]()
         for group in self._groups:
             of_group = [scores[member] for member in group.members]
-            flat = backend.top_k_mask(ops.concatenate(of_group), group.num_trained)
-            end = 0
-            for position in (positions[member] for member in group.members):
-                start, end = end, end + self._candidates[position]
-                masks[position] = self._shaped(flat[start:end], position)
+            own = [positions[member] for member in group.members]
+            shapes = [self._shape(position) for position in own]
+            top, num_trained = backend.top_k_mask, group.num_trained
+            chosen = choose(self._structure, of_group, shapes, num_trained, ops, top)
+            masks.update(zip(own, chosen, strict=True))
         return masks
 
-    def _shaped(self, mask: Any, position: int) -> Any:
-        """Return a flat mask in its variable's shape, with one trained weight if it has none."""
-        if position in self._rescued:
-            one = np.arange(self._candidates[position]) == self._rescued[position]
-            mask = ops.where(ops.any(mask), mask, one)
-        return ops.reshape(mask, self.parameters[position].variable.shape)
+    def _rescue(self, masks: dict[int, Any]) -> tuple[dict[int, Any], Any]:
+        """Return masks with something trained in each variable, and how many weights that adds."""
+        filled, added = dict(masks), ops.zeros((), "int32")
+        for position in self._rescues:
+            unit = rescued(self._structure, self._shape(position), self._seed, position)
+            has_any = ops.any(masks[position])
+            filled[position] = ops.where(has_any, masks[position], unit)
+            count = np.count_nonzero(unit) * ops.cast(ops.logical_not(has_any), "int32")
+            added = ops.add(added, count)
+        return filled, added
 
     def _set_masks(self, masks: dict[int, Any], is_valid: Any) -> None:
         """Set the masks, and zero frozen weights for "zero", if `is_valid` holds."""

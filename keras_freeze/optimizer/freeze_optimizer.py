@@ -15,6 +15,7 @@ from keras_freeze.initializers.of_layers import model_in_use, starts_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.distributions import Group, groups_of
 from keras_freeze.masks.settings import GLOBAL
+from keras_freeze.masks.structure import Structure
 from keras_freeze.optimizer.arguments import (
     CHECKS,
     check_decay,
@@ -89,6 +90,13 @@ class FreezeOptimizer(MaskedOptimizer):
             variable that a pattern matches applies its own rate, that of the first such pattern,
             and to all others together `freeze_rate`. Patterns are those of `fnmatch`, and match
             whole components of a path, without the model's name. Defaults to "global".
+        structure: what is trained or frozen together. None: single weights. "column": whole output
+            channels (the last axis of a weight). "row": whole input channels (the axis before). A
+            pair of ints, `(height, width)`: blocks. "n:m", such as "2:4": at most n of m weights
+            that follow each other along the input axis, whatever the rate. A `masks.Structure`
+            also says how columns, rows and blocks are scored: by the mean of their scores or by the
+            sum. As many are trained, the largest scores first, as fit into floor((1 - q) |W|).
+            Defaults to None.
         name: the optimizer's name.
 
     Raises:
@@ -120,6 +128,7 @@ class FreezeOptimizer(MaskedOptimizer):
         seed: int = 0,
         grid: float | None = None,
         distribution: str | Mapping[str, float] = "global",
+        structure: str | tuple[int, int] | Structure | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -141,6 +150,7 @@ class FreezeOptimizer(MaskedOptimizer):
         self.seed = seed
         self.grid = grid
         self.distribution = distribution  # type: ignore[assignment] # __setattr__ converts it
+        self.structure = structure  # type: ignore[assignment] # as above
         check_grid(self.grid, inner_optimizer)
         check_decay(self.frozen_weights, self.l2, inner_optimizer)
 
@@ -167,7 +177,12 @@ class FreezeOptimizer(MaskedOptimizer):
     @property
     def trains_everything(self) -> bool:
         """Whether no weight is frozen, whatever its score."""
-        return not any(self.rates)
+        return not any(self.rates) and not self.freezes_at_rate_0
+
+    @property
+    def freezes_at_rate_0(self) -> bool:
+        """Whether weights are frozen at any rate, by their scores: with a structure n:m."""
+        return self.structure is not None and self.structure.freezes_at_rate_0
 
     def groups(
         self,
@@ -210,7 +225,7 @@ class FreezeOptimizer(MaskedOptimizer):
         Raises:
             ValueError: if an entry of `exclude` or a pattern of `distribution` matches none of
                 them, if a state that was loaded before belongs to another network, or if variables
-                are frozen already with another rate, criterion, distribution or treatment.
+                are frozen already with other settings.
         """
         if self.built:
             return
@@ -370,6 +385,8 @@ class FreezeOptimizer(MaskedOptimizer):
             config["grid"] = self.grid
         if self.distribution != GLOBAL:
             config["distribution"] = self._distribution_without_model_name()
+        if self.structure is not None:
+            config["structure"] = self.structure.to_json()
         if counts is not None:
             config["trained_counts"] = list(counts)
         return config

@@ -15,6 +15,7 @@ from keras_freeze.initializers.of_layers import starts_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.settings import Distribution, Settings
+from keras_freeze.masks.structure import Structure
 from keras_freeze.optimizer import saving, weight_setting
 from keras_freeze.optimizer.arguments import check_precision
 from keras_freeze.optimizer.compact_update import CompactUpdate
@@ -63,6 +64,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     grid: float | None
     exclude: tuple[str, ...]
     distribution: Distribution
+    structure: Structure | None
 
     def __init__(self, name: str | None) -> None:
         super().__init__(learning_rate=0.0, name=name)
@@ -76,10 +78,8 @@ class MaskedOptimizer(DelegatingOptimizer):
     @property
     def settings(self) -> Settings:
         """The settings that another FreezeOptimizer must have to inherit this one's mask."""
-        criterion = criteria.in_words(self.criterion)
-        return Settings(
-            self.freeze_rate, criterion, self.frozen_weights, self.seed, self.distribution
-        )
+        names = criteria.in_words(self.criterion), self.frozen_weights
+        return Settings(self.freeze_rate, *names, self.seed, self.distribution, self.structure)
 
     @property
     def phase(self) -> Phase:

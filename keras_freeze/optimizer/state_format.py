@@ -16,6 +16,7 @@ from keras_freeze._utils.bits import as_bits, from_bits
 from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import GLOBAL, Settings
+from keras_freeze.masks.structure import check_structure
 from keras_freeze.optimizer.inner_optimizer import walk
 from keras_freeze.optimizer.state import State
 from keras_freeze.parameters import Parameter, same_path
@@ -109,10 +110,16 @@ def read_state(store: Any) -> State:
     )
 
 
-def _settings(*values: Any) -> Settings:
-    freeze_rate, criterion, frozen_weights, seed, *rest = values
-    distribution = check_distribution(*rest) if rest else GLOBAL
-    return Settings(freeze_rate, criterion, frozen_weights, seed, distribution)
+def _settings(
+    freeze_rate: float,
+    criterion: str,
+    frozen_weights: str,
+    seed: int,
+    distribution: Any = GLOBAL,
+    structure: Any = None,
+) -> Settings:
+    checked = check_distribution(distribution), check_structure(structure)
+    return Settings(freeze_rate, criterion, frozen_weights, seed, *checked)
 
 
 def _read_header(store: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.settings import GLOBAL, Settings
+from keras_freeze.masks.structure import check_structure
 from keras_freeze.starts import BASE, SEED
 from keras_freeze.storage.checks.memory import check_announced
 from keras_freeze.storage.errors import FreezeFileError, invalid_header
@@ -261,7 +262,7 @@ class Header:
         has_keys = any(part.key is not None for part in self.mask_parts)
         is_new = [r.grid is not None or r.is_changed or r.has_differences for r in self.records]
         is_new += ["base" in self.model, self.stream is not None]
-        is_new += [settings.distribution != GLOBAL for settings in self.settings]
+        is_new += [len(settings.to_json()) > 4 for settings in self.settings]
         return 2 if has_keys or any(is_new) else 1
 
     @property
@@ -281,7 +282,9 @@ class Header:
 
 def _settings(value: Any) -> Settings:
     freeze_rate, criterion, frozen_weights, seed, *rest = check_type("settings", value, list)
-    (distribution,) = rest or [GLOBAL]
+    distribution, structures = (rest or [GLOBAL])[0], rest[1:]
+    if len(structures) > 1 or structures == [None]:
+        raise FreezeFileError(f"there are {len(structures)} structures")
     rate = check_finite("freeze_rate", freeze_rate)
     if not 0.0 <= rate <= 1.0:
         raise FreezeFileError(f"freeze_rate is {rate}")
@@ -291,4 +294,5 @@ def _settings(value: Any) -> Settings:
         check_type("frozen_weights", frozen_weights, str),
         check_json_int("seed", seed, 2**32),
         check_distribution(distribution),
+        check_structure(structures[0] if structures else None),
     )
