@@ -128,10 +128,10 @@ class DenseUpdate(Update):
         ]
 
     def _count_rescued(self, trained: dict[int, np.ndarray]) -> int:
-        if not self.by_first_batch:
-            return self.num_rescued
         if self._added is not None:
             return int(backend.to_numpy(self._added))
+        if not self.by_first_batch:
+            return self.num_rescued
         return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
@@ -141,6 +141,8 @@ class DenseUpdate(Update):
         for entry in mask.entries:
             self._masks[entry.position].assign(entry.trained)
         self.num_rescued = mask.num_rescued
+        if self._added is not None:
+            self._added.assign(mask.num_rescued)
         self._would_decide_alone = False
         self.by_first_batch = False
         self._decided.assign(True)

@@ -385,7 +385,7 @@ def test_files_keep_the_distribution_and_derive_masks(name, criterion, tmp_path)
     assert [int(mask.sum()) for _, mask in sorted(found.masks.items())] == COUNTS[name]
     described = DISTRIBUTIONS[name]
     described = list(map(list, described.items())) if name == "patterns" else described
-    assert settings_of(found.header) == [(RATE, criterion, "keep", 0, described)]
+    assert settings_of(found.header) == [(RATE, criterion, "keep", 0, described, None)]
     compiled(loaded, freezer("global", criterion=criterion))
     with pytest.raises(ValueError, match=r"already frozen with .*distribution="):
         fit(loaded, X, Y)
@@ -398,7 +398,7 @@ def test_files_of_global_masks_do_not_name_the_distribution(tmp_path):
     header = read_container(tmp_path / "model.freeze").header
     assert header["settings"] == [[RATE, "snip", "keep", 0]]
     assert "distribution" not in header["model"]["compile_config"]["optimizer"]["config"]
-    assert settings_of(header) == [(RATE, "snip", "keep", 0, "global")]
+    assert settings_of(header) == [(RATE, "snip", "keep", 0, "global", None)]
     assert (tmp_path / "model.freeze").read_bytes()[8] == 1
 
 

@@ -171,8 +171,9 @@ def vocabularies(header):
 
 
 def settings_of(header):
-    """What decided the masks: (freeze_rate, criterion, frozen_weights, seed, distribution)."""
-    return [tuple(one if len(one) > 4 else [*one, "global"]) for one in header.get("settings", [])]
+    """What decided the masks, in the order of the page; the structure is None if there is none."""
+    defaults = ["global", None]
+    return [(*one, *defaults[len(one) - 4 :]) for one in header.get("settings", [])]
 
 
 def _integer(data):
