@@ -166,7 +166,7 @@ class Report:
         return "\n".join([lines[0], rule, *lines[1:], rule, *self._summary()])
 
     def _summary(self) -> list[str]:
-        rescued = f", {self.num_rescued} of them as the only one of a layer"
+        rescued = f", {self.num_rescued} of them as the only ones of a layer"
         factor = self.compression_factor
         lines = [
             f"Weights: {self.num_weights:,}, trained: {self.num_trained_weights:,}"

@@ -279,13 +279,12 @@ class DenseUpdate(Update):
 
     def _top(self, scores: list[Any]) -> dict[int, Any]:
         """Return the masks of the largest scores of each group, by position."""
-        positions, masks = list(self._candidates), dict[int, Any]()
+        positions, top, masks = list(self._candidates), backend.top_k_mask, dict[int, Any]()
         for group in self._groups:
             of_group = [scores[member] for member in group.members]
             own = [positions[member] for member in group.members]
-            shapes = [self._shape(position) for position in own]
-            top, num_trained = backend.top_k_mask, group.num_trained
-            chosen = choose(self._structure, of_group, shapes, num_trained, ops, top)
+            shapes = list(map(self._shape, own))
+            chosen = choose(self._structure, of_group, shapes, group.num_trained, ops, top)
             masks.update(zip(own, chosen, strict=True))
         return masks
 

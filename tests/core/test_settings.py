@@ -19,6 +19,7 @@ CHANGES = {
     "exclude": "head",
     "seed": 3,
     "distribution": {"head": 0.25},
+    "structure": "column",
 }
 
 
@@ -55,6 +56,7 @@ def test_a_setting_cannot_be_changed_once_it_has_decided(name):
         ("exclude", 3, TypeError),
         ("seed", -1, ValueError),
         ("distribution", "even", ValueError),
+        ("structure", "4:2", ValueError),
     ],
 )
 def test_a_wrong_setting_is_refused_when_it_is_set(name, value, error):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
+from keras_freeze.masks import Structure
 
 X, Y = np.ones((4, 3), "float32"), np.zeros(4, "int32")
 OBJECTS = np.array([{}, None, "a", 1.5], dtype=object)
@@ -88,6 +89,7 @@ NOT_SEEDS = [-1, 2**32, 0.5, "0", None, True]
 NOT_LOSSES = ["mse of course", keras.losses.MeanSquaredError, 3, {"fc": "mse"}]
 NOT_CRITERIA = ["snipe", kf.criteria.GraSP, kf.criteria.FORCE, 3, None]
 NOT_DISTRIBUTIONS = ["even", None, 0.5, {}, {"fc": 2}, {"fc": "0.5"}, {3: 0.5}, ["fc"], dict]
+NOT_STRUCTURES = ["columns", "4:2", 3, 0.5, (4,), (0, 4), (4, 2.5), {"column"}, Structure]
 NOT_INITIALIZERS = ["glorot", keras.initializers.HeNormal, 3, OBJECTS]
 
 ARGUMENTS = [
@@ -157,6 +159,8 @@ ARGUMENTS = [
     (optimizer, "seed", NOT_SEEDS),
     (optimizer, "distribution", NOT_DISTRIBUTIONS),
     (from_scores, "distribution", [*NOT_DISTRIBUTIONS, {"fc": 0.5}]),
+    (optimizer, "structure", NOT_STRUCTURES),
+    (from_scores, "structure", NOT_STRUCTURES),
     (kf.criteria.GraSP, "temperature", [0, -1.0, float("inf"), "200", None, True]),
     (kf.criteria.GraSP, "samples_per_class", [0, -1, 1.5, "10", True]),
     (kf.criteria.IterativeCriterion, "steps", NOT_COUNTS),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
+from keras_freeze.masks import Structure
 from keras_freeze.masks.frozen_variables import decisions_about
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -31,6 +32,10 @@ FILES = {
     "version2_drawn": ("37fcd2ff20e5c86fe6718bb5e8e4283aa8026c2845731e996a04f0e8b693dbe6", None),
     "version2_grid": ("016dc4eff442239ce2417923ce8556ac4bb687aeb87b300735d98a5c3887e53b", None),
     "version2_ranked": ("5692391b23d7f9f4e234e4318752ce21d9647c4a945f5d95b5bd0fe4e0c76608", None),
+    "version2_structure": (
+        "867979d62fe6faad225c681100221f3be8689893a83b92f8f8dee27c43e4f38f",
+        None,
+    ),
 }
 
 
@@ -67,6 +72,17 @@ def test_settings_of_released_files_keep_their_meaning():
         (decision,) = decisions_about(model.trainable_variables)
         assert decision.settings == model.optimizer.settings
     assert [int(entry.trained.sum()) for entry in kf.get_mask(model).entries] == [18, 72, 10]
+
+
+def test_the_structure_of_a_released_file_keeps_its_meaning():
+    model = kf.load(FOLDER / "version2_structure.freeze")
+    settings = model.optimizer.settings
+    assert settings.structure == Structure((3, 2), score="sum")
+    assert settings.distribution == (("conv", 0.5),)
+    mask = kf.get_mask(model)
+    assert [int(entry.trained.sum()) for entry in mask.entries] == [18, 108, 36]
+    blocks = mask["fc1/kernel"].reshape(48, 3, 5, 2).any((1, 3))
+    assert mask["fc1/kernel"].sum() == 6 * blocks.sum()
 
 
 def test_a_released_file_trains_on():

@@ -284,7 +284,7 @@ def test_the_table_says_how_many_weights_were_rescued():
         num_trained_weights(0.999, 750) + 2,
         2,
     )
-    assert "trained: 2, 2 of them as the only one of a layer" in str(found)
+    assert "trained: 2, 2 of them as the only ones of a layer" in str(found)
 
 
 def test_a_model_without_parameters_has_an_empty_report():
