@@ -6,11 +6,11 @@ The network has two hidden layers of `--width` neurons on images of 28 x 28; its
 weights in all of them. Masks are those of SNIP's scores for one batch of random numbers, at the
 same rates. Times are those of `fit` with all steps in one call of a function (TensorFlow). The
 variants take turns, in a new order each round, and each is divided by the floor of its round, a
-network of which all kernels are frozen. Prints Markdown tables with medians.
+network of which all hidden kernels are frozen. Where other programs share the cores, the time of
+the CPU tells more than that of the clock. Prints Markdown tables with medians.
 """
 
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -94,20 +94,18 @@ def print_times(x, y, rate):
     seconds = {name: [] for name in models}
     for number in range(FLAGS.rounds):
         for name in random.Random(number).sample(list(models), len(models)):
-            start = time.perf_counter()
+            before = np.array([time.perf_counter(), time.process_time()])
             run(models[name], x, y)
-            seconds[name].append((time.perf_counter() - start) / FLAGS.steps)
+            after = np.array([time.perf_counter(), time.process_time()])
+            seconds[name].append((after - before) / FLAGS.steps)
         log(f"round {number + 1} of {FLAGS.rounds}")
-    floors = seconds["all frozen (floor)"]
-    rows = [
-        [
-            name,
-            f"{1000 * statistics.median(times):.1f}",
-            f"{statistics.median(t / f for t, f in zip(times, floors, strict=True)):.3f}",
-        ]
-        for name, times in seconds.items()
-    ]
-    table(f"A step, q = {rate:g}, batch {FLAGS.batch_size}", ["", "ms", "to the floor"], rows)
+    rows = []
+    for name, times in seconds.items():
+        to_floor = np.array(times) / np.array(seconds["all frozen (floor)"])
+        numbers = np.stack([1000 * np.median(times, 0), np.median(to_floor, 0)], 1).reshape(-1)
+        rows.append([name, *(f"{number:.2f}" for number in numbers)])
+    header = ["", "ms, clock", "to the floor", "ms, CPU", "to the floor"]
+    table(f"A step, q = {rate:g}, batch {FLAGS.batch_size}", header, rows)
 
 
 def prepared(x, y, settings):
