@@ -111,7 +111,8 @@ class GradualFreezing(MaskSchedule):
         assert mask is not None
         entries, groups = _weights(mask), self._groups(optimizer, mask, step)
         scores = [distances_to_frozen(optimizer, entry) for entry in entries]
-        trained = keep_largest(scores, [entry.trained for entry in entries], groups)
+        now = [entry.trained for entry in entries]
+        trained = keep_largest(scores, now, groups, optimizer.structure)
         masks = {e.position: one for e, one in zip(entries, trained, strict=True)}
         num_trained = sum(int(one.sum()) for one in trained)
         num_rescued = max(num_trained - sum(group.num_trained for group in groups), 0)

@@ -118,12 +118,12 @@ class RegrowTrained(MaskSchedule):
         if not any(numbers):
             return
         scores = self._scores(model, optimizer, entries, step)
-        trained = {
-            entry.position: regrow(
-                entry.trained, distances_to_frozen(optimizer, entry), score, number
+        trained = {}
+        for entry, score, number in zip(entries, scores, numbers, strict=True):
+            distance = distances_to_frozen(optimizer, entry)
+            trained[entry.position] = regrow(
+                entry.trained, distance, score, number, optimizer.structure
             )
-            for entry, score, number in zip(entries, scores, numbers, strict=True)
-        }
         self.set_trained(model, optimizer, trained, isinstance(optimizer.update, CompactUpdate))
 
     def _fraction_after(self, step: int) -> float:

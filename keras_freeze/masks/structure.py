@@ -266,7 +266,7 @@ def _choose_weights(
 
 
 def select_units(
-    structure: Structure, scores: Sequence[np.ndarray], num_trained: int
+    structure: Structure | None, scores: Sequence[np.ndarray], num_trained: int
 ) -> list[np.ndarray]:
     """Return what `choose` does for finite scores in NumPy arrays of the variables' shapes.
 
@@ -281,6 +281,16 @@ def select_units(
     with np.errstate(over="ignore"):  # infinite sums are the largest
         positive = [array + np.float32(0) for array in scores]  # no -0.0
         return choose(structure, positive, [a.shape for a in scores], num_trained, np, _top)
+
+
+def largest_unit(structure: Structure | None, scores: np.ndarray) -> np.ndarray:
+    """Return the mask of the unit with the largest score, of equal ones the first."""
+    if structure is None or structure.pattern is not None:
+        return select_units(None, [scores], 1)[0]
+    tiling = _tiling(structure, scores.shape)
+    with np.errstate(over="ignore"):
+        units = _unit_scores(tiling, scores, structure, np)
+    return _whole_units(tiling, np.arange(units.size) == units.argmax(), np)
 
 
 def rescued(
