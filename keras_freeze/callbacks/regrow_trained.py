@@ -19,6 +19,7 @@ from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.compact_update import CompactUpdate
+from keras_freeze.optimizer.first_batch import may_choose_gradients
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.restricted.layers import restore_gradients, restrict_gradients
 
@@ -98,11 +99,16 @@ class RegrowTrained(MaskSchedule):
             _num_examples((x, y, sample_weight))
 
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
-        steps = int(backend.to_numpy(optimizer.iterations))
-        if backend.TRACES_MASKS and (self._end is None or steps < self._end):
-            # There, restricted gradients are compiled for one mask.
+        if not backend.TRACES_MASKS or self._is_over(optimizer):
+            return
+        # There, restricted gradients are compiled for one mask.
+        update = optimizer.compact_update
+        if may_choose_gradients(model) or (update is not None and update.blocks):
             restore_gradients(model)
             optimizer.refuse_functions_with_blocks()
+
+    def _is_over(self, optimizer: FreezeOptimizer) -> bool:
+        return self._end is not None and int(backend.to_numpy(optimizer.iterations)) >= self._end
 
     def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
         self._move(model, optimizer, step)

@@ -60,6 +60,12 @@ def gradients_are_chosen(model: keras.Model, for_good: bool = False) -> None:
         function.has_followers = False
 
 
+def may_choose_gradients(model: keras.Model) -> bool:
+    """Return whether the `followers` may be called for the mask that a model has or gets."""
+    function: Any = model.train_function
+    return isinstance(function, TrainFunction) and function.has_followers
+
+
 class TrainFunction:
     """The train function of a model until its optimizer has a mask and the step makes use of it.
 
