@@ -106,9 +106,9 @@ class GradualFreezing(MaskSchedule):
     def last_change(self, num_steps: int) -> int:
         return -1  # the rate of a schedule that has begun before applies at once
 
-    def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
-        mask = optimizer.mask
-        assert mask is not None
+    def change(
+        self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
+    ) -> None:
         entries, groups = _weights(mask), self._groups(optimizer, mask, step)
         scores = [distances_to_frozen(optimizer, entry) for entry in entries]
         now = [entry.trained for entry in entries]
@@ -119,7 +119,7 @@ class GradualFreezing(MaskSchedule):
         # Elsewhere, each number of trained weights would need a training step of its own.
         has_vectors = backend.STEPS_ARE_EAGER or step >= self._end
         is_compact = has_vectors and optimizer.is_coordinate_wise
-        self.set_trained(model, optimizer, masks, is_compact, num_rescued)
+        self.set_trained(model, optimizer, mask, masks, is_compact, num_rescued)
 
     def _groups(self, optimizer: FreezeOptimizer, mask: FreezeMask, step: int) -> list[Group]:
         distribution = optimizer.distribution

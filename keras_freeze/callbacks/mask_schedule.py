@@ -44,7 +44,9 @@ class MaskSchedule(keras.callbacks.Callback):
         self._snapshot: dict[int, np.ndarray] | None = None
         self._first = self._last = 0
 
-    def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
+    def change(
+        self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
+    ) -> None:
         """Change the mask after the training step with this number; for subclasses."""
         raise NotImplementedError
 
@@ -77,8 +79,9 @@ class MaskSchedule(keras.callbacks.Callback):
         due = self._last_due(step)
         if due is not None and due > self._last:
             model = self.model  # on JAX this writes to its variables, as in `on_epoch_begin`
-            if self._optimizer.mask is not None:  # no batch has decided, if none was finite
-                self.change(model, self._optimizer, due)
+            mask = self._optimizer.mask
+            if mask is not None:  # no batch has decided, if none was finite
+                self.change(model, self._optimizer, mask, due)
         self._last = max(self._last, step)
 
     def _last_due(self, step: int) -> int | None:
@@ -112,13 +115,12 @@ class MaskSchedule(keras.callbacks.Callback):
         self,
         model: keras.Model,
         optimizer: FreezeOptimizer,
+        mask: FreezeMask,
         trained: dict[int, np.ndarray],
         compact: bool,
         num_rescued: int = 0,
     ) -> None:
-        """Set the masks of variables, by position; other variables keep theirs."""
-        mask = optimizer.mask
-        assert mask is not None
+        """Set the masks of variables, by position; others keep what they have in `mask`."""
         entries = [
             MaskEntry(e.position, e.path, trained.get(e.position, e.trained), e.is_weight)
             for e in mask.entries
@@ -132,16 +134,14 @@ class MaskSchedule(keras.callbacks.Callback):
 
 
 def distances_to_frozen(optimizer: FreezeOptimizer, entry: MaskEntry) -> np.ndarray:
-    """Return how far the weights of a variable are from what freezing would make of them.
+    """Return how far the trained weights of a variable are from what freezing would make of them.
 
     That is their value before training, or zero in a pruned network.
     """
-    values = backend.to_numpy(optimizer.parameters[entry.position].variable)
-    frozen_values = np.zeros_like(values)
+    values = backend.to_numpy(optimizer.parameters[entry.position].variable)[entry.trained]
     if optimizer.frozen_weights == "keep":
-        frozen_values = values.copy()
-        frozen_values[entry.trained] = optimizer.trained_starts[entry.position]
-    return distances(values, frozen_values)
+        return distances(values, optimizer.trained_starts[entry.position])
+    return distances(values, np.zeros_like(values))
 
 
 def _optimizer_of(model: keras.Model, name: str) -> FreezeOptimizer:

@@ -1,6 +1,7 @@
 """The callback that moves a mask to other weights while a network is trained."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,8 +15,8 @@ from keras_freeze.computed_masks import scores_of_train_step
 from keras_freeze.criteria.scoring import scores_of_loss
 from keras_freeze.gradients.data import Batches, preprocessed
 from keras_freeze.gradients.train_step import has_own_train_step
-from keras_freeze.masks.changing import regrow
-from keras_freeze.masks.mask import MaskEntry
+from keras_freeze.masks.changing import join_at_random, join_largest, leave
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.compact_update import CompactUpdate
@@ -110,27 +111,42 @@ class RegrowTrained(MaskSchedule):
     def _is_over(self, optimizer: FreezeOptimizer) -> bool:
         return self._end is not None and int(backend.to_numpy(optimizer.iterations)) >= self._end
 
-    def change(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
-        self._move(model, optimizer, step)
+    def change(
+        self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
+    ) -> None:
+        fraction = self._fraction_after(step)
+        numbers = {
+            entry.position: math.floor(fraction * int(np.count_nonzero(entry.trained)))
+            for entry in mask.entries
+            if entry.is_weight and not entry.trained.all()
+        }
+        entries = [entry for entry in mask.entries if numbers.get(entry.position)]
+        if entries:
+            growth = self._growth(model, optimizer, entries, step)
+            trained = {
+                entry.position: self._moved(optimizer, entry, numbers[entry.position], scores, step)
+                for entry, scores in zip(entries, growth, strict=True)
+            }
+            is_compact = isinstance(optimizer.update, CompactUpdate)
+            self.set_trained(model, optimizer, mask, trained, is_compact)
         if backend.TRACES_MASKS and step == self._end:
             restrict_gradients(model)
 
-    def _move(self, model: keras.Model, optimizer: FreezeOptimizer, step: int) -> None:
-        mask = optimizer.mask
-        assert mask is not None
-        fraction = self._fraction_after(step)
-        entries = [e for e in mask.entries if e.is_weight and 0 < e.trained.sum() < e.trained.size]
-        numbers = [math.floor(fraction * int(entry.trained.sum())) for entry in entries]
-        if not any(numbers):
-            return
-        scores = self._scores(model, optimizer, entries, step)
-        trained = {}
-        for entry, score, number in zip(entries, scores, numbers, strict=True):
-            distance = distances_to_frozen(optimizer, entry)
-            trained[entry.position] = regrow(
-                entry.trained, distance, score, number, optimizer.structure
-            )
-        self.set_trained(model, optimizer, trained, isinstance(optimizer.update, CompactUpdate))
+    def _moved(
+        self,
+        optimizer: FreezeOptimizer,
+        entry: MaskEntry,
+        number: int,
+        growth: np.ndarray | None,
+        step: int,
+    ) -> np.ndarray:
+        """Return the mask of a variable from which a number of weights has left."""
+        structure = optimizer.structure
+        distance = distances_to_frozen(optimizer, entry)
+        stays = leave(entry.trained, distance, number, structure)
+        if growth is not None:
+            return join_largest(stays, growth, distance.size, structure)
+        return join_at_random(stays, distance.size, _seed(optimizer, step), entry.position)
 
     def _fraction_after(self, step: int) -> float:
         if self._end is None:
@@ -138,12 +154,14 @@ class RegrowTrained(MaskSchedule):
         progress = (step - self._begin) / max(self._end - self._begin, 1)
         return self._fraction / 2 * (1 + math.cos(math.pi * progress))
 
-    def _scores(
+    def _growth(
         self, model: keras.Model, optimizer: FreezeOptimizer, entries: list[MaskEntry], step: int
-    ) -> list[np.ndarray]:
-        """Return the scores by which weights join the mask after a step."""
-        seed = (optimizer.seed + step * _STRIDE) % 2**64
+    ) -> Sequence[np.ndarray | None]:
+        """Return the scores by which weights join the mask after a step; None: at random."""
+        seed = _seed(optimizer, step)
         if self._criterion == criteria.RANDOM:
+            if optimizer.structure is None:
+                return [None] * len(entries)
             return [random_scores(e.trained.shape, seed, e.position) for e in entries]
         parameters = [optimizer.parameters[entry.position] for entry in entries]
         batches = self._batches(model, step)
@@ -163,6 +181,11 @@ class RegrowTrained(MaskSchedule):
         if self._batch_size is not None:
             data = _piece(data, self._batch_size, step // self._frequency)
         return Batches(*preprocessed(model, *data), self._steps, None)
+
+
+def _seed(optimizer: FreezeOptimizer, step: int) -> int:
+    """Return a seed of what joins at random, another one for each step."""
+    return (optimizer.seed + step * _STRIDE) % 2**64
 
 
 def _piece(data: Any, batch_size: int, number: int) -> Any:

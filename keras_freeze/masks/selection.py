@@ -15,6 +15,8 @@ _RESCUE_STREAM = 0x726573637565  # "rescue" in ASCII
 
 _PIECE = 1 << 18  # scores at a time
 
+_SAMPLE = 1 << 16  # scores of which a bound is computed
+
 
 def check_freeze_rate(freeze_rate: Any) -> float:
     """Return a freezing rate q in [0, 1] as a Python float.
@@ -123,6 +125,7 @@ def as_float32(scores: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
+    arrays = _largest_part(arrays, k)
     # Radix selection: count the upper halves of all keys, then the lower halves of those keys
     # whose upper half is the one looked for. Piece by piece it needs next to no memory, and takes
     # the same time however many ties there are; `np.partition` is slow on halfway tied scores.
@@ -137,6 +140,19 @@ def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
     key = upper << 16 | lower
     bits = key ^ 0x80000000 if key & 0x80000000 else key ^ 0xFFFFFFFF
     return np.uint32(bits).view(np.float32)
+
+
+def _largest_part(arrays: list[np.ndarray], k: int) -> list[np.ndarray]:
+    """Return the scores above a bound that k of them exceed, where a sample gives one; else all."""
+    total = sum(array.size for array in arrays)
+    if total < 4 * _SAMPLE or k > total // 8:
+        return arrays
+    step = total // _SAMPLE
+    sample = np.sort(np.concatenate([array.reshape(-1)[::step] for array in arrays]))
+    rank = 2 * k // step + 64  # twice the expected rank, and more than its deviation
+    bound = sample[max(sample.size - rank, 0)]
+    parts = [array[array >= bound] for array in arrays]
+    return parts if sum(part.size for part in parts) >= k else arrays
 
 
 def _sortable_keys(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:

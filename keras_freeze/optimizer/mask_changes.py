@@ -132,20 +132,22 @@ def _agree(one: np.ndarray, other: np.ndarray, where: np.ndarray) -> bool:
 
 def _freeze_what_leaves(optimizer: "MaskedOptimizer", before: FreezeMask, mask: FreezeMask) -> None:
     """Set weights that are frozen from now on to their starts or to zero."""
-    keeps = optimizer.frozen_weights == "keep"
-    starts = {}
+    new_starts = {}
     for old, new in zip(before.entries, mask.entries, strict=True):
         variable = optimizer.parameters[old.position].variable
         values = backend.to_numpy(variable)
-        frozen_values = np.zeros_like(values)
-        if keeps:
-            frozen_values = values.copy()
-            frozen_values[old.trained] = optimizer.trained_starts[old.position]
-            starts[old.position] = frozen_values[new.trained]
-        leaving = old.trained & ~new.trained
-        if leaving.any():
-            variable.assign(np.where(leaving, frozen_values, values))
-    optimizer.__dict__["trained_starts"] = starts
+        flat, was_trained = values.reshape(-1), np.flatnonzero(old.trained)
+        stays = new.trained.reshape(-1)[was_trained]
+        starts = np.zeros(was_trained.size, flat.dtype)
+        if optimizer.frozen_weights == "keep":
+            starts = optimizer.trained_starts[old.position]
+            is_trained = np.flatnonzero(new.trained)
+            new_starts[old.position] = flat[is_trained]  # of those that join, they are frozen yet
+            new_starts[old.position][old.trained.reshape(-1)[is_trained]] = starts[stays]
+        if not stays.all():
+            flat[was_trained[~stays]] = starts[~stays]
+            variable.assign(values)
+    optimizer.__dict__["trained_starts"] = new_starts
 
 
 def _replace(
@@ -184,12 +186,13 @@ class _Places:
 
     def __init__(self, update: Update, before: FreezeMask, mask: FreezeMask) -> None:
         self.update = update
-        self._before = {entry.position: entry.trained for entry in before.entries}
-        self._after = {entry.position: entry.trained for entry in mask.entries}
-        self._kept = {
-            position: np.flatnonzero(trained & self._after[position])
-            for position, trained in self._before.items()
-        }
+        self._shapes = {entry.position: entry.trained.shape for entry in mask.entries}
+        self._before, self._after, self._kept = {}, {}, {}
+        for old, new in zip(before.entries, mask.entries, strict=True):
+            position, trained = old.position, np.flatnonzero(old.trained)
+            self._before[position] = trained
+            self._after[position] = np.flatnonzero(new.trained)
+            self._kept[position] = trained[new.trained.reshape(-1)[trained]]
 
     def carry_over(self, position: int, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return `new` with the values of `old` for what stays trained.
@@ -207,30 +210,28 @@ class _Places:
         return merged.reshape(new.shape)
 
     def _places(
-        self, position: int, array: np.ndarray, masks: Mapping[int, np.ndarray]
+        self, position: int, array: np.ndarray, trained: Mapping[int, np.ndarray]
     ) -> np.ndarray | None:
         """Return the flat indices of what stays trained in an array; None if it has none."""
-        if position not in masks:
+        if position not in trained:
             return None
-        kept, trained = self._kept[position], masks[position]
-        if array.shape == trained.shape:
-            return kept
-        if array.shape != (np.count_nonzero(trained),):
+        if array.shape == self._shapes[position]:
+            return self._kept[position]
+        if array.shape != trained[position].shape:
             return None
-        return np.searchsorted(np.flatnonzero(trained), kept)
+        return np.searchsorted(trained[position], self._kept[position])
 
     def renew_joining(self, position: int, state: np.ndarray, values: np.ndarray) -> None:
         """Set what has just joined the mask to its present values, in a vector of what is trained.
 
         `values` are those of the whole variable.
         """
-        after = self._after[position]
-        joining = ~self._before[position][after]
-        state[joining] = values[after][joining]
+        joins = np.isin(self._after[position], self._before[position], invert=True)
+        state[joins] = values.reshape(-1)[self._after[position][joins]]
 
     def has_mask(self, position: int) -> bool:
         """Return whether the variable at a position has a mask."""
-        return position in self._after
+        return position in self._shapes
 
 
 def _values_of_slots(update: Update) -> dict[str, Any]:

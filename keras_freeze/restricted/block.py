@@ -1,5 +1,6 @@
 """The rows and columns of a kernel that hold its trained weights, and the gradient in them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,6 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
-from keras_freeze.restricted.cost_model import active_parts
-from keras_freeze.restricted.operations import as_matrices
 
 
 class Block:
@@ -55,24 +54,31 @@ class Block:
 
     def _parts(self, trained: np.ndarray) -> list[np.ndarray]:
         """Return the trained entries, their rows and columns, and where in the block they are."""
-        axes = self.operation.axes
-        matrices = as_matrices(trained, axes)
-        rows, columns = active_parts(matrices)
-        entries = np.nonzero(trained)
-        place, row, column = (_numbers(entries, trained.shape, group) for group in axes)
-        _, num_rows, num_columns = matrices.shape
+        indices = np.flatnonzero(trained)
+        entries = np.unravel_index(indices, trained.shape)
+        numbers = [_numbers(entries, trained.shape, group) for group in self.operation.axes]
+        (place, row, column), (_, num_rows, num_columns) = zip(*numbers, strict=True)
+        rows, columns = _active(row, num_rows), _active(column, num_columns)
         if self._takes_rows:
             row, num_rows = np.searchsorted(rows, row), len(rows)
         if self._takes_columns:
             column, num_columns = np.searchsorted(columns, column), len(columns)
         inside = (place * num_rows + row) * num_columns + column
-        parts = (np.flatnonzero(trained), rows, columns, inside)
-        return [part.astype("int32") for part in parts]
+        return [part.astype("int32") for part in (indices, rows, columns, inside)]
 
 
-def _numbers(entries: Sequence[np.ndarray], shape: Sequence[int], axes: tuple[int, ...]) -> Any:
-    """Return the indices of entries along some axes taken together; 0 along none."""
+def _numbers(
+    entries: Sequence[np.ndarray], shape: Sequence[int], axes: tuple[int, ...]
+) -> tuple[np.ndarray, int]:
+    """Return the indices of entries along some axes taken together, and how many there may be."""
     if not axes:
-        return 0
+        return np.zeros(entries[0].shape, np.intp), 1
     sizes = tuple(shape[axis] for axis in axes)
-    return np.ravel_multi_index(tuple(entries[axis] for axis in axes), sizes)
+    return np.ravel_multi_index(tuple(entries[axis] for axis in axes), sizes), math.prod(sizes)
+
+
+def _active(numbers: np.ndarray, length: int) -> np.ndarray:
+    """Return which numbers below a length there are, each once, in order."""
+    is_active = np.zeros(length, bool)
+    is_active[numbers] = True
+    return np.flatnonzero(is_active)
