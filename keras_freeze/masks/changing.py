@@ -121,6 +121,8 @@ def join_largest(
         )
     first = np.minimum(growth, _LARGEST / 2, dtype=np.float32)
     first[stays] = _LARGEST
+    if structure is None:
+        return select_top([first], num_trained)[0]
     return select_units(structure, [first], num_trained)[0]
 
 

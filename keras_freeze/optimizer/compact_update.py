@@ -128,8 +128,8 @@ class CompactUpdate(Update):
         """Set the vectors of trained entries to the present weights, as each step does."""
         for position, vector in self._values.items():
             if position not in self.grids:
-                values = backend.to_numpy(self.parameters[position].variable).reshape(-1)
-                vector.assign(values[backend.to_numpy(self.indices[position])])
+                variable = self.parameters[position].variable
+                vector.assign(backend.gather(variable, self.indices[position]))
 
     @property
     def phase(self) -> Phase:
