@@ -93,6 +93,9 @@ class GradualFreezing(MaskSchedule):
                 optimizer.remember_starts(model)
                 make_train_function_again(model)
             return
+        structure = optimizer.structure
+        if structure is not None and structure.freezes_at_rate_0:
+            return
         is_new = int(backend.to_numpy(optimizer.iterations)) <= self._begin
         budget = sum(group.num_trained for group in self._groups(optimizer, mask, self._begin))
         if is_new and mask.num_trained < budget:

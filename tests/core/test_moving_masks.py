@@ -597,3 +597,34 @@ def test_a_mask_of_a_higher_rate_than_the_initial_one_is_an_error():
     kf.freeze(model, X[:8], Y[:8])
     with pytest.raises(ValueError, match=r"initial_rate=0\.5"):
         train(model, gradual(0.5))
+
+
+@pytest.mark.parametrize("structure", ["column", "row", (2, 4), "2:4"])
+@pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
+@pytest.mark.cases(8, tensorflow=1, jax=1)
+def test_a_structure_holds_while_the_mask_moves(schedule, structure):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+    model = compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.5, structure=structure))
+    kf.freeze(model, X[:8], Y[:8], freeze_rate=SCHEDULES[schedule][0] and 0.5)
+    watch = Watch(model)
+    train(model, SCHEDULES[schedule][1](), watch)
+    assert watch.num_changes >= 2
+    for mask in watch.masks:
+        for entry in mask.entries:
+            assert is_whole(entry.trained, structure)
+    if schedule != "gradual":
+        assert len(set(watch.counts)) == 1
+
+
+def is_whole(trained, structure):
+    """Whether a mask has a structure, of 8 rows at most."""
+    if structure == "column":
+        return (trained.all(0) == trained.any(0)).all()
+    if structure == "row":
+        return (trained.all(1) == trained.any(1)).all()
+    if structure == "2:4":
+        return all(trained[i : i + 4].sum(0).max() <= 2 for i in range(0, len(trained), 4))
+    rows, columns = (range(0, n, step) for n, step in zip(trained.shape, structure, strict=True))
+    blocks = [trained[i : i + 2, j : j + 4] for i in rows for j in columns]
+    return all(block.all() == block.any() for block in blocks)
