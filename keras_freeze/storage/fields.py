@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
-from keras_freeze.masks.ranked import Ranking
+from keras_freeze.storage.coding.masks import Key
 from keras_freeze.storage.errors import FreezeFileError
 
 _MOST_AXES = 32
@@ -26,15 +26,14 @@ class MaskPart(NamedTuple):
     """What the header says of one entry of a mask: `MaskEntry` without its array.
 
     Attributes:
-        key: What follows from the header of a mask that is not coded entry by entry: seed and
-            stream of one that is drawn, or its ranking; None for others.
+        key: What the header says of a mask that is not coded entry by entry; None for others.
     """
 
     position: int
     path: str
     shape: tuple[int, ...]
     is_weight: bool
-    key: tuple[int, int] | Ranking | None = None
+    key: Key = None
 
     @property
     def size(self) -> int:

@@ -244,7 +244,7 @@ class Header:
     def num_bytes(self) -> int:
         """The size in bytes of all variables, masks and optimizer variables."""
         needed = sum(extent(r.shape) * (WIDTHS[r.dtype] + 1) for r in self.records)
-        computed = [r for r in self.records if r.entry is not None and r.entry.key is not None]
+        computed = [r for r in self.records if r.entry is not None and r.entry.is_computed]
         needed += sum(extent(r.shape) * _BYTES_TO_DRAW for r in computed)
         # The starts, and the integers and indices in 8 bytes each.
         gridded = [r for r in self.records if r.grid is not None or r.has_differences]

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 
 from keras_freeze._utils.bits import from_bits
-from keras_freeze._utils.validation import check_json_int
 from keras_freeze._version import __version__
 from keras_freeze.masks.drawn import Draw
 from keras_freeze.masks.ranked import Ranked
 from keras_freeze.starts import SEED
 from keras_freeze.storage.checks.memory import check_announced
-from keras_freeze.storage.coding.masks import CodedMask, Key, decode_masks, encode_masks
+from keras_freeze.storage.coding.masks import (
+    CodedMask,
+    Key,
+    decode_masks,
+    encode_masks,
+    tile_of,
+)
 from keras_freeze.storage.container import Container, read_container, write_container
 from keras_freeze.storage.errors import (
     FreezeFileError,
@@ -40,7 +45,7 @@ from keras_freeze.storage.fields import (
 )
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.old_masks import is_old_mask, read_old_mask
-from keras_freeze.storage.records import VariableRecord
+from keras_freeze.storage.records import EntryRecord, VariableRecord, check_tile
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,12 @@ class MaskHeader:
         """Return the header as a JSON object."""
         described: dict[str, Any] = {"versions": dict(self.versions), "content": MASK_ONLY}
         described["variables"] = [
-            {"path": p.path, "shape": list(p.shape), "mask": [p.position, int(p.is_weight)]}
-            for p in self.mask_parts
+            {
+                "path": part.path,
+                "shape": list(part.shape),
+                **EntryRecord(part.position, part.is_weight, key=part.key).to_json(),
+            }
+            for part in self.mask_parts
         ]
         if self.num_rescued:
             described["num_rescued"] = self.num_rescued
@@ -93,15 +102,23 @@ def write_mask(
         ValueError: If a position, a shape or `num_rescued` is too large for a file.
     """
     check_path(path)
-    parts = [MaskPart(number, name, array.shape, weight) for number, name, array, weight in entries]
+    tiles = [tile_of(trained) for _, _, trained, _ in entries]
+    parts = [
+        MaskPart(number, name, array.shape, weight, tile)
+        for (number, name, array, weight), tile in zip(entries, tiles, strict=True)
+    ]
     header = MaskHeader({"keras_freeze": __version__}, parts, num_rescued)
     described = header.to_json()
     try:  # whether it can be read again
         MaskHeader.from_json(described, max_bytes=header.num_bytes)
     except FreezeFileError as error:
         raise ValueError(f"The mask does not fit into a `.freeze` file. {error}") from error
-    masks = encode_masks([trained for _, _, trained, _ in entries])
-    write_container(path, described, masks, b"", b"")
+    masks = [
+        trained if tile is None else tile.tiles(trained)
+        for (_, _, trained, _), tile in zip(entries, tiles, strict=True)
+    ]
+    version = 2 if any(tiles) else 1
+    write_container(path, described, encode_masks(masks), b"", b"", version)
 
 
 def read_mask(path: str | os.PathLike[str]) -> tuple[list[PlainEntry], int]:
@@ -204,10 +221,9 @@ def _mask_part(value: Any) -> MaskPart:
     described = check_type("variable", value, dict)
     if "drawn" in described or "ranked" in described:
         raise FreezeFileError("a file with a mask only holds its entries")
-    position, is_weight = check_type("mask", described["mask"], list)
-    return MaskPart(
-        check_json_int("position", position, 2**31),
-        check_type("path", described["path"], str),
-        check_shape(described["shape"]),
-        bool(check_json_int("mask", is_weight, 2)),
-    )
+    shape, entry = check_shape(described["shape"]), EntryRecord.from_json(described)
+    if entry is None or entry.settings:
+        raise FreezeFileError("an entry of the mask is missing, or has settings")
+    check_tile(entry, shape)
+    path = check_type("path", described["path"], str)
+    return MaskPart(entry.position, path, shape, entry.is_weight, entry.key)

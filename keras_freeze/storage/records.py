@@ -10,6 +10,8 @@ from keras_freeze._utils.validation import check_json_int
 from keras_freeze.grids import DTYPES, Grid, default_origin
 from keras_freeze.masks.ranked import Ranking
 from keras_freeze.starts import BASE, INITIALIZER, SEED, Source
+from keras_freeze.storage.coding.masks import Key
+from keras_freeze.storage.coding.tiles import Tile
 from keras_freeze.storage.errors import FreezeFileError
 from keras_freeze.storage.fields import check_dtype, check_finite, check_shape, check_type
 
@@ -22,19 +24,28 @@ class EntryRecord:
         position: The variable's position, as in `MaskEntry`.
         is_weight: Whether the entry counts as a weight, as in `MaskEntry`.
         settings: The index of the settings in the header that decided the entry.
-        key: Seed and stream of a mask that is drawn, or its ranking; None for others.
+        key: Seed and stream of a mask that is drawn, its ranking, or its tiles; None for others.
     """
 
     position: int
     is_weight: bool
     settings: int = 0
-    key: tuple[int, int] | Ranking | None = None
+    key: Key = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the mask is drawn or ranked."""
+        return self.key is not None and not isinstance(self.key, Tile)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a variable that describe its mask."""
-        mask = [self.position, int(self.is_weight)]
-        described: dict[str, Any] = {"mask": [*mask, self.settings] if self.settings else mask}
-        if isinstance(self.key, Ranking):
+        mask: list[Any] = [self.position, int(self.is_weight)]
+        described: dict[str, Any] = {"mask": mask}
+        if self.settings or isinstance(self.key, Tile):
+            mask.append(self.settings)
+        if isinstance(self.key, Tile):
+            mask.append(list(self.key))
+        elif isinstance(self.key, Ranking):
             described["ranked"] = list(self.key.key or ())
         elif self.key is not None:
             described["drawn"] = list(self.key)
@@ -48,15 +59,16 @@ class EntryRecord:
                 raise FreezeFileError("a variable without a mask has a drawn or ranked one")
             return None
         position, is_weight, *rest = check_type("mask", described["mask"], list)
-        (settings,) = rest or [0]
-        key: tuple[int, int] | Ranking | None = None
+        settings, *tiles = rest or [0]
+        keys: list[Key] = [_tile(tile) for tile in tiles]
         if "drawn" in described:
-            key = _generator_key("drawn", described["drawn"])
+            keys.append(_generator_key("drawn", described["drawn"]))
         if "ranked" in described:
-            if key is not None:
-                raise FreezeFileError("a mask is both drawn and ranked")
             ranked = check_type("ranked", described["ranked"], list)
-            key = Ranking(_generator_key("ranked", ranked) if ranked else None)
+            keys.append(Ranking(_generator_key("ranked", ranked) if ranked else None))
+        if len(keys) > 1:
+            raise FreezeFileError("a mask is two of drawn, ranked and of tiles")
+        (key,) = keys or [None]
         return cls(
             check_json_int("position", position, 2**31),
             bool(check_json_int("mask", is_weight, 2)),
@@ -176,9 +188,22 @@ class VariableRecord:
         _check_grid(self)
         _check_ranking(self)
         _check_differences(self)
+        if self.entry is not None:
+            check_tile(self.entry, self.shape)
         rounded = self.dtype == "float32" and self.stored_dtype in ("float16", "bfloat16")
         if self.stored_dtype != self.dtype and not rounded:
             raise FreezeFileError(f"{self.path!r} is stored as {self.stored_dtype}")
+
+
+def check_tile(entry: EntryRecord, shape: tuple[int, ...]) -> None:
+    """Refuse tiles that a variable of this shape does not have."""
+    if isinstance(entry.key, Tile):
+        entry.key.check(shape)
+
+
+def _tile(value: Any) -> Tile:
+    height, width = check_type("tile", value, list)
+    return Tile(check_json_int("height", height, 2**48), check_json_int("width", width, 2**48))
 
 
 def _generator_key(name: str, value: Any) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.masks.ranked import Ranked
 from keras_freeze.parameters import path_of, shorten
 from keras_freeze.starts import Source, Start
+from keras_freeze.storage.coding.masks import Key, tile_of
+from keras_freeze.storage.coding.tiles import Tile
 from keras_freeze.storage.keras_model import bits_of, dtype_of, variables_of
 from keras_freeze.storage.records import EntryRecord, VariableRecord
 
@@ -84,17 +86,25 @@ class SavedVariable:
         # It may have another mask since.
         return draw if np.array_equal(draw.mask(self.shape), self.entry.trained) else None
 
+    @functools.cached_property
+    def _tile(self) -> Tile | None:
+        return None if self.entry is None else tile_of(self.entry.trained)
+
     @property
     def coded_mask(self) -> Any:
         """Its mask as `encode_masks` takes it."""
-        return self.draw or self.ranked or (self.entry and self.entry.trained)
+        computed = self.draw or self.ranked
+        if computed is not None or self.entry is None:
+            return computed
+        trained = self.entry.trained
+        return trained if self._tile is None else self._tile.tiles(trained)
 
     @property
-    def mask_key(self) -> Any:
+    def mask_key(self) -> Key:
         """What the header says of its mask if it is not coded entry by entry."""
         if self.draw is not None:
             return self.draw.seed, self.draw.stream
-        return None if self.ranked is None else self.ranked.ranking
+        return self._tile if self.ranked is None else self.ranked.ranking
 
     def values(self) -> np.ndarray:
         """Return its values as a vector."""

@@ -24,6 +24,7 @@ from keras_freeze.masks.levels import (
 )
 from keras_freeze.masks.ranked import Ranked, Ranking
 from keras_freeze.storage.coding.entropy import TOTAL, Decoder, Encoder, Histogram
+from keras_freeze.storage.coding.tiles import SINGLE, Tile, largest_tile
 from keras_freeze.storage.errors import FreezeFileError
 
 # How the mask of a variable is coded.
@@ -31,13 +32,17 @@ _ALL_FROZEN, _ALL_TRAINED, _ONE_RATE, _LEVELS = range(4)
 _MODE_BITS = 2
 
 _MOST_BLOCKS = 1 << 16
+_BYTES_OF_TILE = 16  # more than the header takes to name the tiles of a mask
 
 
 CodedMask = np.ndarray | Draw | Ranked
 """A boolean array, True = trained, or what it is drawn by or follows from."""
 
-Key = tuple[int, int] | Ranking | None
-"""Seed and stream of a mask that is drawn, or the ranking that it follows from; None for others."""
+Key = tuple[int, int] | Ranking | Tile | None
+"""What the header says of a mask that is not coded entry by entry; None for others.
+
+Seed and stream of one that is drawn, the ranking that it follows from, or the tiles it consists of.
+"""
 
 
 def count(mask: CodedMask) -> int:
@@ -46,7 +51,10 @@ def count(mask: CodedMask) -> int:
 
 
 def encode_masks(masks: Sequence[CodedMask]) -> bytes:
-    """Encode the masks of variables; their keys are not part of it."""
+    """Encode the masks of variables; their keys are not part of it.
+
+    In place of a mask with tiles, `masks` has the array that says which of them are trained.
+    """
     encoder = Encoder()
     for mask in masks:
         if isinstance(mask, Ranked):
@@ -57,6 +65,15 @@ def encode_masks(masks: Sequence[CodedMask]) -> bytes:
         else:
             _encode_mask(encoder, mask.reshape(matrix_shape(mask.shape)))
     return encoder.finish()
+
+
+def tile_of(mask: np.ndarray) -> Tile | None:
+    """Return the tiles with which a mask takes fewer bytes; None if it takes fewer without them."""
+    tile = largest_tile(mask)
+    if tile == SINGLE:
+        return None
+    saved = len(encode_masks([mask])) - len(encode_masks([tile.tiles(mask)]))
+    return tile if saved > _BYTES_OF_TILE else None
 
 
 def num_bits_of_places(mask: np.ndarray) -> float:
@@ -78,8 +95,9 @@ def decode_masks(
     decoder = Decoder(stream, "mask")
     masks: list[CodedMask] = []
     for shape, key in zip(shapes, keys or [None] * len(shapes), strict=True):
-        if key is None:
-            masks.append(_decode_mask(decoder, matrix_shape(shape)).reshape(shape))
+        if key is None or isinstance(key, Tile):
+            tile = key or SINGLE
+            masks.append(tile.mask(_decode_mask(decoder, tile.grid(shape)), shape))
         elif isinstance(key, Ranking):
             masks.append(Ranked(decoder.number(math.prod(shape)), key))
         else:
@@ -108,22 +126,23 @@ def count_masks(
     """
     decoder = Decoder(stream, "mask")
     counts = []
-    for shape, key in zip(map(matrix_shape, shapes), keys or [None] * len(shapes), strict=True):
+    for shape, key in zip(shapes, keys or [None] * len(shapes), strict=True):
         if isinstance(key, Ranking):
             counts.append(decoder.number(math.prod(shape)))
             continue
-        if key is not None:
+        if key is not None and not isinstance(key, Tile):
             counts.append(_decode_num_drawn(decoder, shape))
-            _decode_levels(decoder, shape)
+            _decode_levels(decoder, matrix_shape(shape))
             continue
-        mode = decoder.bits(_MODE_BITS)
+        tile = key or SINGLE
+        grid, mode = tile.grid(shape), decoder.bits(_MODE_BITS)
         if mode in (_ALL_FROZEN, _ALL_TRAINED):
             counts.append(math.prod(shape) if mode == _ALL_TRAINED else 0)
             continue
-        most -= math.prod(max(length, 1) for length in shape)
+        most -= math.prod(max(length, 1) for length in grid)
         if most < 0:
             return None
-        counts.append(int(np.count_nonzero(_decode_entries(decoder, shape, mode))))
+        counts.append(tile.num_trained(_decode_entries(decoder, grid, mode), shape))
     decoder.finish()
     return counts
 
