@@ -86,7 +86,7 @@ class Original:
 def write_originals(folder: Path) -> list[Original]:
     """Write files of several kinds, and return their contents."""
     makers: list[Callable[[Path], keras.Model | None]] = [_seeded, _decayed, _pruned, _delta]
-    makers += [_changed, _on_a_grid_and_drawn, _mask_only]
+    makers += [_changed, _on_a_grid_and_drawn, _mask_only, _in_tiles, _mask_in_tiles]
     originals = []
     for maker in [*makers, _with_operations, _recurrent]:
         path = folder / f"{maker.__name__}.freeze"
@@ -164,6 +164,19 @@ def _on_a_grid_and_drawn(path: Path) -> None:
 
 def _mask_only(path: Path) -> None:
     kf.get_mask(_trained(_dense(5))).save(path)
+
+
+def _in_tiles(path: Path) -> None:
+    kf.save(_trained(_blocks(9), structure=(4, 8)), path)
+
+
+def _mask_in_tiles(path: Path) -> None:
+    kf.get_mask(_trained(_blocks(10), structure=(5, 4))).save(path)
+
+
+def _blocks(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(60), keras.layers.Dense(40)])
 
 
 def _with_operations(path: Path) -> None:

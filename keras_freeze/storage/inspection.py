@@ -10,7 +10,8 @@ import numpy as np
 from keras_freeze._utils.bits import WIDTHS, from_bits
 from keras_freeze._utils.text import printable
 from keras_freeze.starts import BASE, CONSTANT, INITIALIZER, SEED, Source
-from keras_freeze.storage.coding.masks import count_masks
+from keras_freeze.storage.coding.masks import Key, count_masks
+from keras_freeze.storage.coding.tiles import Tile
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import Header
@@ -34,6 +35,7 @@ class Row:
         source: Where the other values come from, in words.
         num_trained: The number of trained entries in its mask; None without a mask, or if it is too
             large to count.
+        tile: Height and width of the tiles that its mask consists of; None for single entries.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Row:
     num_stored: int | None
     source: str
     num_trained: int | None = None
+    tile: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +123,8 @@ class Inspection:
             shape = printable(" x ".join(map(str, row.shape)) or "scalar", _LONGEST_NAME)
             known = row.num_trained if self.model is None else row.num_stored
             count = "?" if known is None else f"{known:,}"
-            source = printable(row.source, _LONGEST_TEXT)
+            tile = None if row.tile is None else "mask of {} x {} tiles".format(*row.tile)
+            source = printable(", ".join(filter(None, (row.source, tile))), _LONGEST_TEXT)
             kind = "trained" if self.model is None else "stored"
             lines.append(
                 f"  {name:<{width}}  {shape:>20} {row.dtype:<8} {count:>12} {kind}"
@@ -171,7 +175,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     }
     if isinstance(header, MaskHeader):
         rows = tuple(
-            Row(part.path, part.shape, "bool", None if n is None else 0, "", n)
+            Row(part.path, part.shape, "bool", None if n is None else 0, "", n, _tile(part.key))
             for part, n in zip(parts, known, strict=True)
         )
         dense_bytes = sum(part.size for part in parts)
@@ -209,8 +213,18 @@ def _rows(
         is_known = num_chosen is not None or not has_mask or record.source is None
         num_stored = record.num_stored(num_chosen or 0) if is_known else None
         yield Row(
-            record.path, record.shape, record.dtype, num_stored, _describe(record), num_trained
+            record.path,
+            record.shape,
+            record.dtype,
+            num_stored,
+            _describe(record),
+            num_trained,
+            None if record.entry is None else _tile(record.entry.key),
         )
+
+
+def _tile(key: Key) -> tuple[int, int] | None:
+    return (key.height, key.width) if isinstance(key, Tile) else None
 
 
 def _describe(record: VariableRecord) -> str:

@@ -222,8 +222,8 @@ def _mask_part(value: Any) -> MaskPart:
     if "drawn" in described or "ranked" in described:
         raise FreezeFileError("a file with a mask only holds its entries")
     shape, entry = check_shape(described["shape"]), EntryRecord.from_json(described)
-    if entry is None or entry.settings:
-        raise FreezeFileError("an entry of the mask is missing, or has settings")
+    if entry is None or entry.settings or entry.to_json()["mask"] != described["mask"]:
+        raise FreezeFileError(f"mask is {described.get('mask')!r:.100}")
     check_tile(entry, shape)
     path = check_type("path", described["path"], str)
     return MaskPart(entry.position, path, shape, entry.is_weight, entry.key)

@@ -303,6 +303,8 @@ def read_masks(entries, section, base=None):
             masks[i] = read_drawn(stream, entry["shape"], *entry["drawn"])
         elif "ranked" in entry:
             masks[i] = read_ranked(stream, entry, base)
+        elif len(entry["mask"]) > 3:
+            masks[i] = read_tiles(stream, entry["shape"], *entry["mask"][3])
         else:
             masks[i] = read_mask(stream, entry["shape"])
     changed = {
@@ -323,6 +325,16 @@ def read_ranked(stream, entry, base):
         scores = np.abs(start.astype("float32")).reshape(-1).tolist()
     largest = sorted(range(size), key=lambda j: (-scores[j], j))[:k]
     return np.isin(np.arange(size), largest).reshape(entry["shape"])
+
+
+def read_tiles(stream, shape, height, width):
+    stream.reads["tiles"] += 1
+    _require(width * height > 1 and len(shape) > 0, "damaged")
+    _require(1 <= height <= [1, 1, *shape][-2] and 1 <= width <= shape[-1], "damaged")
+    tile = [1] * (len(shape) - 2) + [height, width][-len(shape) :]
+    tiles = read_mask(stream, [-(-n // step) for n, step in zip(shape, tile, strict=True)])
+    places = [np.arange(n) // step for n, step in zip(shape, tile, strict=True)]
+    return tiles[np.ix_(*places)]
 
 
 def axes_of(shape):
