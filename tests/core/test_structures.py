@@ -349,6 +349,7 @@ def test_files_keep_the_structure(name, criterion, tmp_path):
     found = read(path)
     for (_, mask), expected in zip(sorted(found.masks.items()), masks_in(model), strict=True):
         np.testing.assert_array_equal(mask, expected)
+    assert bool(found.reads["tiles"]) == (name == "blocks")
     shown = list(structure.units) if name == "blocks" else structure.units
     described = [shown, structure.score]
     assert settings_of(found.header) == [(RATE, criterion, "keep", 0, "global", described)]

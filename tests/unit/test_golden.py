@@ -36,6 +36,7 @@ FILES = {
         "867979d62fe6faad225c681100221f3be8689893a83b92f8f8dee27c43e4f38f",
         None,
     ),
+    "version2_tiles": ("ab194bb539e7ef5e1a90764d1d9577fef266eb8da95e819103ef812a2b6b22c4", None),
 }
 
 
@@ -83,6 +84,13 @@ def test_the_structure_of_a_released_file_keeps_its_meaning():
     assert [int(entry.trained.sum()) for entry in mask.entries] == [18, 108, 36]
     blocks = mask["fc1/kernel"].reshape(48, 3, 5, 2).any((1, 3))
     assert mask["fc1/kernel"].sum() == 6 * blocks.sum()
+
+
+def test_the_tiles_of_a_released_file_keep_their_meaning():
+    found = kf.storage.inspect(FOLDER / "version2_tiles.freeze")
+    assert [row.tile for row in found.rows] == [None, None, (5, 4), None, (5, 4), *[None] * 3]
+    mask = kf.FreezeMask.load(FOLDER / "version2_tiles.freeze")
+    assert [int(entry.trained.sum()) for entry in mask.entries] == [24, 93, 188]
 
 
 def test_a_released_file_trains_on():
