@@ -67,7 +67,7 @@ class EntryRecord:
             ranked = check_type("ranked", described["ranked"], list)
             keys.append(Ranking(_generator_key("ranked", ranked) if ranked else None))
         if len(keys) > 1:
-            raise FreezeFileError("a mask is two of drawn, ranked and of tiles")
+            raise FreezeFileError("a mask is more than one of drawn, ranked and of tiles")
         (key,) = keys or [None]
         return cls(
             check_json_int("position", position, 2**31),
