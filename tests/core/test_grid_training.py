@@ -22,6 +22,9 @@ from oracle import DenseByHand, SGDByHand
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+
+
 STEP = 0.0625  # exact in a few bits
 STRATEGIES = ["freeze", "first batch"]
 

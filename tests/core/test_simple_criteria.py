@@ -10,6 +10,8 @@ from oracle import DenseByHand, brute_force_mask
 
 import keras_freeze as kf
 
+pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+
 
 def relu_model(criterion, **arguments):
     keras.utils.set_random_seed(1)
