@@ -3,16 +3,17 @@
 import keras
 
 from keras_freeze import backend
-from keras_freeze._utils.validation import check_number
-from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen
+from keras_freeze._utils.validation import check_int, check_number
+from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen, num_batches
 from keras_freeze.masks.changing import keep_largest
 from keras_freeze.masks.distributions import Group, groups_of
-from keras_freeze.masks.mask import FreezeMask, MaskEntry
+from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.optimizer.first_batch import make_train_function_again
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.mask_changes import decide_at_rate
 from keras_freeze.optimizer.state import Phase
+from keras_freeze.optimizer.trained_starts import weights_in
 
 
 class GradualFreezing(MaskSchedule):
@@ -67,7 +68,7 @@ class GradualFreezing(MaskSchedule):
         frequency: int = 100,
         power: float = 3,
     ) -> None:
-        super().__init__(begin, end, frequency)
+        super().__init__(begin, check_int("end", end), frequency)
         self._end: int  # which is not None here
         self._initial_rate = _checked("initial_rate", initial_rate, 0.0)
         self._final_rate = _checked("final_rate", final_rate, self._initial_rate)
@@ -93,10 +94,8 @@ class GradualFreezing(MaskSchedule):
                 optimizer.remember_starts(model)
                 make_train_function_again(model)
             return
-        structure = optimizer.structure
-        if structure is not None and structure.freezes_at_rate_0:
-            return
-        is_new = int(backend.to_numpy(optimizer.iterations)) <= self._begin
+        # Whole units may be fewer weights than the rate allows.
+        is_new = num_batches(optimizer) <= self._begin and optimizer.structure is None
         budget = sum(group.num_trained for group in self._groups(optimizer, mask, self._begin))
         if is_new and mask.num_trained < budget:
             raise ValueError(
@@ -106,29 +105,29 @@ class GradualFreezing(MaskSchedule):
                 f"all. Received: initial_rate={self._initial_rate}"
             )
 
-    def last_change(self, num_steps: int) -> int:
-        return -1  # the rate of a schedule that has begun before applies at once
+    def changed_until(self, recorded: int | None, num_steps: int) -> int:
+        due = self.last_due(num_steps)
+        # The rate of another schedule, or of one that has begun before, applies at once.
+        return -1 if due is None or due != recorded else due
 
     def change(
         self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
     ) -> None:
-        entries, groups = _weights(mask), self._groups(optimizer, mask, step)
+        entries, groups = weights_in(mask), self._groups(optimizer, mask, step)
         scores = [distances_to_frozen(optimizer, entry) for entry in entries]
         now = [entry.trained for entry in entries]
-        trained = keep_largest(scores, now, groups, optimizer.structure)
+        trained, num_rescued = keep_largest(scores, now, groups, optimizer.structure)
         masks = {e.position: one for e, one in zip(entries, trained, strict=True)}
-        num_trained = sum(int(one.sum()) for one in trained)
-        num_rescued = max(num_trained - sum(group.num_trained for group in groups), 0)
         # Elsewhere, each number of trained weights would need a training step of its own.
         has_vectors = backend.STEPS_ARE_EAGER or step >= self._end
         is_compact = has_vectors and optimizer.is_coordinate_wise
-        self.set_trained(model, optimizer, mask, masks, is_compact, num_rescued)
+        self.replace_masks(model, optimizer, mask, masks, is_compact, num_rescued)
 
     def _groups(self, optimizer: FreezeOptimizer, mask: FreezeMask, step: int) -> list[Group]:
         distribution = optimizer.distribution
         if isinstance(distribution, tuple):
             distribution = tuple((p, self._rate(step, rate)) for p, rate in distribution)
-        entries = _weights(mask)
+        entries = weights_in(mask)
         return groups_of(
             distribution,
             self.rate(step),
@@ -136,10 +135,6 @@ class GradualFreezing(MaskSchedule):
             [entry.path for entry in entries],
             must_match=False,
         )
-
-
-def _weights(mask: FreezeMask) -> list[MaskEntry]:
-    return [entry for entry in mask.entries if entry.is_weight]
 
 
 def _checked(name: str, rate: float, minimum: float) -> float:

@@ -1,11 +1,12 @@
 """What callbacks that change the mask while `fit` trains have in common."""
 
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_freeze import backend
+from keras_freeze import _keras_private, backend
 from keras_freeze._utils.validation import check_int, value_error
 from keras_freeze.masks.changing import distances
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -13,19 +14,17 @@ from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import make_train_function_again
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
-from keras_freeze.optimizer.mask_changes import (
-    change_mask,
-    has_known_slots,
-    know_trained_starts,
-)
+from keras_freeze.optimizer.mask_changes import change_mask, has_known_slots
+from keras_freeze.optimizer.trained_starts import is_pruned, know_trained_starts
 from keras_freeze.restricted.layers import restrict_where_trained
 
 
 class MaskSchedule(keras.callbacks.Callback):
     """Base class of callbacks that change the mask after training steps `begin` + n `frequency`.
 
-    Steps are counted by the optimizer's `iterations`, so that training that is resumed goes on with
-    the schedule. What has to be known for the next change is in the optimizer's state.
+    A step is one batch. The optimizer counts them, also where it accumulates gradients of several,
+    so that training that is resumed goes on with the schedule. What has to be known for the next
+    change is in the optimizer's state.
 
     Args:
         begin, end: the first and the last step after which the mask changes; an `end` of None is
@@ -53,12 +52,17 @@ class MaskSchedule(keras.callbacks.Callback):
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
         """Get ready for training, before its first step; for subclasses."""
 
-    def last_change(self, num_steps: int) -> int:
-        """Return until which step changes have been made, before training goes on."""
-        return num_steps
+    def changed_until(self, recorded: int | None, num_steps: int) -> int:
+        """Return the step until which changes have been made, before training goes on.
+
+        Args:
+            recorded: the last one in the optimizer's state; None if there is none.
+            num_steps: how many steps have been made.
+        """
+        return num_steps if recorded is None else min(recorded, num_steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._optimizer = None
+        self._optimizer = self._snapshot = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         model = self.model  # on JAX this writes to its variables what has been trained
@@ -67,24 +71,39 @@ class MaskSchedule(keras.callbacks.Callback):
             self._optimizer = _optimizer_of(model, type(self).__name__)
             self.prepare(model, self._optimizer)
             self._look_at_starts(self._optimizer)
-            self._last = self.last_change(int(backend.to_numpy(self._optimizer.iterations)))
-        self._first = int(backend.to_numpy(self._optimizer.iterations))
+            recorded = self._optimizer.trained_starts.last_steps.get(type(self).__name__)
+            until = self.changed_until(recorded, num_batches(self._optimizer))
+            self._record(self._optimizer, until)
+        self._first = num_batches(self._optimizer)
+        # A checkpoint may have been saved after a step and before the change that comes after it.
+        self._change_if_due(self._optimizer, self._first)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._optimizer is not None
         if self._snapshot is not None:
             backend.synchronize_variables(self.model)
             self._look_at_starts(self._optimizer)
-        step = self._first + batch + 1
-        due = self._last_due(step)
-        if due is not None and due > self._last:
-            model = self.model  # on JAX this writes to its variables, as in `on_epoch_begin`
-            mask = self._optimizer.mask
-            if mask is not None:  # no batch has decided, if none was finite
-                self.change(model, self._optimizer, mask, due)
-        self._last = max(self._last, step)
+        self._change_if_due(self._optimizer, self._first + batch + 1)
 
-    def _last_due(self, step: int) -> int | None:
+    def _change_if_due(self, optimizer: FreezeOptimizer, step: int) -> None:
+        due = self.last_due(step)
+        if due is None or due <= self._last:
+            return
+        model = self.model  # on JAX this writes to its variables, as in `on_epoch_begin`
+        mask = optimizer.mask
+        if mask is None:  # the first batch has not decided yet
+            return
+        self.change(model, optimizer, mask, due)
+        self._record(optimizer, due)
+
+    def _record(self, optimizer: FreezeOptimizer, step: int) -> None:
+        """Remember until which step changes have been made, in the optimizer's state, too."""
+        self._last = step
+        known = optimizer.trained_starts
+        last_steps = {**known.last_steps, type(self).__name__: step}
+        optimizer.set_trained_starts(replace(known, last_steps=last_steps))
+
+    def last_due(self, step: int) -> int | None:
         """Return the last step until this one after which the mask changes."""
         if step < self._begin:
             return None
@@ -103,15 +122,23 @@ class MaskSchedule(keras.callbacks.Callback):
             }
             return
         self._snapshot = None
-        if optimizer.frozen_weights == "keep" and not know_trained_starts(optimizer, snapshot):
+        if optimizer.frozen_weights != "keep":
+            return
+        if is_pruned(optimizer, mask):
+            raise ValueError(
+                f"{type(self).__name__} lets weights go back to their values before training, and "
+                "all frozen weights of this model are zero, as after `keras_freeze.prune`. Use a "
+                "FreezeOptimizer with frozen_weights='zero'. Received: frozen_weights='keep'"
+            )
+        if not know_trained_starts(optimizer, snapshot):
             raise ValueError(
                 f"{type(self).__name__} lets weights go back to their values before training, "
-                "and these are not known: the model has been trained since it was frozen. Give "
-                "the callback to the first `fit`, or draw the weights with seeds, as "
-                "`keras_freeze.reinitialize` does, before the model is frozen."
+                "and these are not known: since the model was frozen, its weights have been "
+                "trained or set, and no initializer with a seed gives them. Give the callback to "
+                "the first `fit` after `freeze`, or call `keras_freeze.reinitialize` before that."
             )
 
-    def set_trained(
+    def replace_masks(
         self,
         model: keras.Model,
         optimizer: FreezeOptimizer,
@@ -133,6 +160,12 @@ class MaskSchedule(keras.callbacks.Callback):
             make_train_function_again(model)
 
 
+def num_batches(optimizer: FreezeOptimizer) -> int:
+    """Return how many batches an optimizer has been given, also where it accumulates gradients."""
+    count = _keras_private.iterations_variable(optimizer.inner_optimizer)
+    return int(backend.to_numpy(count))
+
+
 def distances_to_frozen(optimizer: FreezeOptimizer, entry: MaskEntry) -> np.ndarray:
     """Return how far the trained weights of a variable are from what freezing would make of them.
 
@@ -140,7 +173,7 @@ def distances_to_frozen(optimizer: FreezeOptimizer, entry: MaskEntry) -> np.ndar
     """
     values = backend.to_numpy(optimizer.parameters[entry.position].variable)[entry.trained]
     if optimizer.frozen_weights == "keep":
-        return distances(values, optimizer.trained_starts[entry.position])
+        return distances(values, optimizer.trained_starts.values[entry.position])
     return distances(values, np.zeros_like(values))
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from keras import tree
 
 from keras_freeze import backend, criteria
-from keras_freeze._utils.validation import check_int, check_number
-from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen
+from keras_freeze._utils.validation import check_int, check_number, value_error
+from keras_freeze.callbacks.gradient_flow_history import EpochData
+from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen, num_batches
 from keras_freeze.computed_masks import scores_of_train_step
 from keras_freeze.criteria.scoring import scores_of_loss
-from keras_freeze.gradients.data import Batches, preprocessed
+from keras_freeze.gradients.data import Batches, is_dataset, preprocessed
 from keras_freeze.gradients.train_step import has_own_train_step
 from keras_freeze.masks.changing import join_at_random, join_largest, leave
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -22,6 +23,7 @@ from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import may_choose_gradients
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
+from keras_freeze.optimizer.trained_starts import weights_in
 from keras_freeze.restricted.layers import restore_gradients, restrict_gradients
 
 # Keeps random scores of different steps apart; an odd number with as many ones as zeros.
@@ -84,7 +86,9 @@ class RegrowTrained(MaskSchedule):
         end: int | None = None,
     ) -> None:
         super().__init__(begin, end, frequency)
-        self._fraction = check_number("fraction", fraction, maximum=1.0, positive=True)
+        self._fraction = check_number("fraction", fraction, 0.0, 1.0)
+        if self._fraction == 0:
+            raise value_error("fraction", fraction, "a number above 0 and at most 1")
         self._criterion = criteria.check_criterion(criterion)
         if batch_size is not None:
             check_int("batch_size", batch_size, minimum=1)
@@ -96,8 +100,8 @@ class RegrowTrained(MaskSchedule):
             )
         self._x, self._others, self._steps = x, (y, sample_weight), steps
         self._batch_size = batch_size
-        if batch_size is not None and x is not None:
-            _num_examples((x, y, sample_weight))
+        if x is not None:
+            _check_data(x, y, sample_weight, steps, batch_size)
 
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
         if not backend.TRACES_MASKS or self._is_over(optimizer):
@@ -109,44 +113,32 @@ class RegrowTrained(MaskSchedule):
             optimizer.refuse_functions_with_blocks()
 
     def _is_over(self, optimizer: FreezeOptimizer) -> bool:
-        return self._end is not None and int(backend.to_numpy(optimizer.iterations)) >= self._end
+        return self._end is not None and num_batches(optimizer) >= self._end
 
     def change(
         self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
     ) -> None:
-        fraction = self._fraction_after(step)
-        numbers = {
-            entry.position: math.floor(fraction * int(np.count_nonzero(entry.trained)))
-            for entry in mask.entries
-            if entry.is_weight and not entry.trained.all()
-        }
-        entries = [entry for entry in mask.entries if numbers.get(entry.position)]
-        if entries:
-            growth = self._growth(model, optimizer, entries, step)
+        fraction, structure = self._fraction_after(step), optimizer.structure
+        moved = []
+        for entry in weights_in(mask):
+            if not entry.trained.all():
+                distance = distances_to_frozen(optimizer, entry)
+                stays, number = leave(entry.trained, distance, fraction, structure)
+                if number:
+                    moved.append((entry, stays, number))
+        if moved:
+            growth = self._growth(model, optimizer, [entry for entry, _, _ in moved], step)
+            seed = _seed(optimizer, step)
             trained = {
-                entry.position: self._moved(optimizer, entry, numbers[entry.position], scores, step)
-                for entry, scores in zip(entries, growth, strict=True)
+                entry.position: join_at_random(stays, number, seed, entry.position)
+                if scores is None
+                else join_largest(stays, scores, number, structure)
+                for (entry, stays, number), scores in zip(moved, growth, strict=True)
             }
             is_compact = isinstance(optimizer.update, CompactUpdate)
-            self.set_trained(model, optimizer, mask, trained, is_compact)
+            self.replace_masks(model, optimizer, mask, trained, is_compact, mask.num_rescued)
         if backend.TRACES_MASKS and step == self._end:
             restrict_gradients(model)
-
-    def _moved(
-        self,
-        optimizer: FreezeOptimizer,
-        entry: MaskEntry,
-        number: int,
-        growth: np.ndarray | None,
-        step: int,
-    ) -> np.ndarray:
-        """Return the mask of a variable from which a number of weights has left."""
-        structure = optimizer.structure
-        distance = distances_to_frozen(optimizer, entry)
-        stays = leave(entry.trained, distance, number, structure)
-        if growth is not None:
-            return join_largest(stays, growth, distance.size, structure)
-        return join_at_random(stays, distance.size, _seed(optimizer, step), entry.position)
 
     def _fraction_after(self, step: int) -> float:
         if self._end is None:
@@ -199,16 +191,20 @@ def _rows(part: Any, start: int, end: int) -> Any:
     return None if part is None else part[start:end]
 
 
-def _num_examples(data: Any) -> int:
-    """Return how many examples arrays have.
+def _check_data(x: Any, y: Any, sample_weight: Any, steps: Any, batch_size: int | None) -> None:
+    """Check data before training, of which each change reads some batches.
 
     Raises:
-        ValueError: for a dataset.
+        TypeError, ValueError: as `EpochData`; for `steps` with arrays, `batch_size` with a dataset.
     """
-    parts = [part for part in tree.flatten(data) if part is not None]
-    if not all(getattr(part, "shape", ()) for part in parts):
+    check_int("steps", steps, minimum=1)
+    EpochData(x, y, sample_weight, steps if is_dataset(x) else None, batch_size)
+    if steps != 1 and not is_dataset(x):
         raise ValueError(
-            "Argument `batch_size` is for arrays; of a dataset each change uses the first batches. "
-            f"Received: batch_size with x={type(data[0]).__name__}"
+            "Arrays are one batch; `steps` is for datasets, `batch_size` for arrays. "
+            f"Received: steps={steps} with arrays"
         )
-    return int(parts[0].shape[0])
+
+
+def _num_examples(data: Any) -> int:
+    return int(next(part for part in tree.flatten(data) if part is not None).shape[0])

@@ -42,7 +42,7 @@ class Batches:
         check_int("steps", steps, minimum=1)
         if batch_size is not None:
             check_int("batch_size", batch_size, minimum=1)
-        if _is_dataset(x):
+        if is_dataset(x):
             _check_alone(y=y, sample_weight=sample_weight, batch_size=batch_size)
             self.items = [(_tensors(item), 1.0) for item in _first(_items(x), steps)]
         else:
@@ -92,7 +92,7 @@ class Passes:
         if steps is not None:
             check_int("steps", steps, minimum=1)
         _check_data(x)
-        if not _is_dataset(x):
+        if not is_dataset(x):
             arrays = _arrays(x, y, sample_weight)
             if batch_size is None:
                 batch_size = _DEFAULT_BATCH_SIZE
@@ -119,7 +119,7 @@ def preprocessed(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> tupl
     if not preprocesses(model):
         return x, y, sample_weight
     _check_data(x)
-    if _is_dataset(x):
+    if is_dataset(x):
         return _PreprocessedDataset(x, model.preprocess_samples), y, sample_weight
     return keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(x, y, sample_weight))
 
@@ -164,7 +164,7 @@ def _check_data(x: Any) -> None:
         raise type_error("x", x, "arrays or a dataset of batches")
 
 
-def _is_dataset(x: Any) -> bool:
+def is_dataset(x: Any) -> bool:
     if isinstance(x, keras.utils.PyDataset):
         return True
     is_array = hasattr(x, "shape") or isinstance(x, (list, tuple, Mapping))

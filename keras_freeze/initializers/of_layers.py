@@ -14,7 +14,7 @@ from keras_freeze._version import __version__
 from keras_freeze.initializers.portable import SEEDED
 from keras_freeze.initializers.seeded import ConstantSigma, SeededInitializer
 from keras_freeze.parameters import Parameter, path_of
-from keras_freeze.starts import INITIALIZER, SEED, Source, Start
+from keras_freeze.starts import CONSTANT, INITIALIZER, SEED, Source, Start
 
 # What layers of Keras give to variables without keeping it in an attribute.
 _WITHOUT_ATTRIBUTE: dict[tuple[type, str], Callable[[Any], Any]] = {
@@ -165,6 +165,17 @@ def draw(source: Source, shape: tuple[int, ...], dtype: str) -> np.ndarray:
             f"Keras's initializer {source.config} gives no {dtype} values of shape {shape}: {error}"
         ) from error
     return values.astype(expected, copy=False)
+
+
+def drawn_like(source: Source, values: np.ndarray) -> np.ndarray | None:
+    """Return what a source gives for a variable with these values; None if it gives none."""
+    if source.kind == CONSTANT:
+        bits = as_bits(values)
+        return np.full_like(bits, source.pattern).view(values.dtype).reshape(values.shape)
+    try:
+        return draw(source, values.shape, values.dtype.name)
+    except ValueError:  # a base, which is not at hand, or an initializer of another version
+        return None
 
 
 def is_portable(source: Source) -> bool:

@@ -1,12 +1,14 @@
 """Which weights leave a mask and which join it, while a network is trained (NumPy alone)."""
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from keras_freeze.masks.distributions import Group
 from keras_freeze.masks.selection import select_top
-from keras_freeze.masks.structure import Structure, largest_unit, select_units
+from keras_freeze.masks.structure import Structure, Units, select_units
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -26,8 +28,8 @@ def keep_largest(
     trained: Sequence[np.ndarray],
     groups: Sequence[Group],
     structure: Structure | None = None,
-) -> list[np.ndarray]:
-    """Return masks that keep the largest scores of what is trained; no weight joins a mask.
+) -> tuple[list[np.ndarray], int]:
+    """Keep the largest scores of what is trained in its masks; no weight joins a mask.
 
     Args:
         scores: for each variable the scores of its trained weights, in the order of their flat
@@ -37,81 +39,68 @@ def keep_largest(
             variable of which none would stay keeps its largest score.
         structure: what stays or goes together, instead of single weights.
 
+    Returns:
+        The masks, and how many weights stay in addition since their variable would have none.
+
     Example:
         >>> masks = [np.array([True, True, False])]
         >>> keep_largest([np.array([1.0, 2.0])], masks, [Group((0,), 1, True)])
-        [array([False,  True, False])]
+        ([array([False,  True, False])], 0)
     """
     kept: dict[int, np.ndarray] = {}
+    num_rescued = 0
     for group in groups:
-        parts = [(scores[i], trained[i]) for i in group.members]
-        chosen = _keep(parts, group.num_trained, structure)
-        for i, mask in zip(group.members, chosen, strict=True):
-            kept[i] = mask
-            if group.rescues and scores[i].size and not mask.any():
-                largest = largest_unit(structure, _spread(scores[i], trained[i]))
-                kept[i] = largest & trained[i]
-    return [kept[i] for i in range(len(scores))]
-
-
-def _keep(
-    parts: Sequence[tuple[np.ndarray, np.ndarray]], num_trained: int, structure: Structure | None
-) -> list[np.ndarray]:
-    """Return masks that keep the largest scores; parts are scores of trained weights and masks."""
-    if structure is not None:
-        chosen = select_units(structure, [_spread(*part) for part in parts], num_trained)
-        return [mask & trained for mask, (_, trained) in zip(chosen, parts, strict=True)]
-    most = sum(scores.size for scores, _ in parts)
-    chosen = select_top([scores for scores, _ in parts], min(num_trained, most))
-    masks = []
-    for stays, (_, trained) in zip(chosen, parts, strict=True):
-        mask = np.zeros(trained.shape, bool)
-        mask.reshape(-1)[np.flatnonzero(trained)[stays]] = True
-        masks.append(mask)
-    return masks
-
-
-def _spread(scores: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """Return the scores of all weights: what is not trained comes last."""
-    array = np.full(trained.shape, -1, np.float32)
-    array[trained] = scores
-    return array
+        parts = [_Trained(scores[i], trained[i], structure) for i in group.members]
+        sizes = [part.sizes for part in parts]
+        chosen = _longest_prefix([part.scores for part in parts], sizes, group.num_trained)
+        for i, part, units in zip(group.members, parts, chosen, strict=True):
+            if group.rescues and units.size and not units.any():
+                units[part.scores.argmax()] = True
+                num_rescued += int(part.sizes[units].sum())
+            kept[i] = part.mask(units)
+    return [kept[i] for i in range(len(scores))], num_rescued
 
 
 def leave(
-    trained: np.ndarray, distance: np.ndarray, number: int, structure: Structure | None = None
-) -> np.ndarray:
-    """Return a mask without those trained weights that have the smallest distances.
+    trained: np.ndarray, distance: np.ndarray, fraction: float, structure: Structure | None = None
+) -> tuple[np.ndarray, int]:
+    """Take a fraction of the trained weights out of a mask, those with the smallest distances.
 
     Args:
         trained: the mask.
         distance: how far each of its weights is from what freezing would make of it.
-        number: how many leave it; with a structure, as few whole units as hold so many.
+        fraction: the share of weights, or with a structure of whole units, rounded down.
         structure: what leaves together, instead of single weights.
 
+    Returns:
+        The mask, and how many weights or units have left it.
+
     Example:
-        >>> leave(np.array([True, False, True]), np.array([0.1, 0.2]), 1)
-        array([False, False,  True])
+        >>> leave(np.array([True, False, True]), np.array([0.1, 0.2]), 0.5)
+        (array([False, False,  True]), 1)
     """
-    return _keep([(distance, trained)], distance.size - number, structure)[0]
+    part = _Trained(distance, trained, structure)
+    number = math.floor(Fraction(str(fraction)) * part.scores.size)
+    (stay,) = select_top([part.scores], part.scores.size - number)
+    return part.mask(stay), number
 
 
 def join_largest(
-    stays: np.ndarray, growth: np.ndarray, num_trained: int, structure: Structure | None = None
+    stays: np.ndarray, growth: np.ndarray, number: int, structure: Structure | None = None
 ) -> np.ndarray:
-    """Return a mask that the weights with the largest scores have joined.
+    """Return a mask that the weights, or whole units, with the largest scores have joined.
 
     Args:
         stays: the mask without what has left it, which competes with all other weights as in RigL.
         growth: the score of each weight.
-        num_trained: how many weights the mask has then.
+        number: how many join it; of n:m fewer, where more would not be allowed.
         structure: what joins together, instead of single weights.
 
     Raises:
         ValueError: if a score is NaN or infinite.
 
     Example:
-        >>> join_largest(np.array([True, False, False]), np.array([9.0, 3.0, 4.0]), 2)
+        >>> join_largest(np.array([True, False, False]), np.array([9.0, 3.0, 4.0]), 1)
         array([ True, False,  True])
     """
     if not np.isfinite(growth).all():
@@ -119,34 +108,94 @@ def join_largest(
             "The scores of the weights that may join the mask must be finite. "
             f"Received: {np.count_nonzero(~np.isfinite(growth))} NaN or infinite scores"
         )
+    if structure is not None and structure.pattern is None:
+        units = Units(structure, stays.shape)
+        scores = units.scores(growth)
+        scores[units.sizes(stays) > 0] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:number]
+        return stays | units.mask(np.isin(np.arange(scores.size), best) & (scores > -np.inf))
     first = np.minimum(growth, _LARGEST / 2, dtype=np.float32)
     first[stays] = _LARGEST
+    num_trained = int(np.count_nonzero(stays)) + number
     if structure is None:
         return select_top([first], num_trained)[0]
     return select_units(structure, [first], num_trained)[0]
 
 
-def join_at_random(stays: np.ndarray, num_trained: int, seed: int, position: int) -> np.ndarray:
+def join_at_random(stays: np.ndarray, number: int, seed: int, position: int) -> np.ndarray:
     """Return a mask that random weights have joined, each outside of it with equal probability.
 
-    The indices are `(r * size) >> 64` for 64-bit words r of Philox 4x64 with the key `(seed,
-    position)`; one that is trained already counts for nothing.
+    They are drawn by 64-bit words of Philox 4x64 with the key `(seed, position)`: the i-th of n
+    weights outside is drawn by a word r with i = (r * n) >> 64, and counts once. Where more than a
+    quarter of them join, each has a word instead, and those with the smallest join.
 
     Example:
-        >>> int(join_at_random(np.array([True, False, False]), 2, seed=0, position=0).sum())
+        >>> int(join_at_random(np.array([True, False, False]), 1, seed=0, position=0).sum())
         2
     """
     mask = stays.copy()
-    flat = mask.reshape(-1)
+    outside = np.flatnonzero(~mask)
     generator = np.random.Philox(key=np.array([seed, position], np.uint64))
-    missing = num_trained - int(np.count_nonzero(mask))
-    while missing:
-        words = generator.random_raw(missing)
-        indices = _scaled(words, flat.size)
-        new = indices[~flat[indices]]
-        flat[new] = True  # the same index may come twice
-        missing = num_trained - int(np.count_nonzero(flat))
+    if 4 * number > outside.size:
+        chosen = np.argsort(generator.random_raw(outside.size), kind="stable")[:number]
+    else:
+        chosen = np.zeros(0, np.int64)
+        while chosen.size < number:
+            drawn = _scaled(generator.random_raw(number - chosen.size), outside.size)
+            chosen = np.unique(np.concatenate([chosen, drawn]))
+    mask.reshape(-1)[outside[chosen]] = True
     return mask
+
+
+class _Trained:
+    """The trained weights of a variable one by one or, with a structure, by units.
+
+    Attributes:
+        scores: the score of each: of a unit the mean or the sum over its trained weights.
+        sizes: how many trained weights each has.
+    """
+
+    def __init__(
+        self, scores: np.ndarray, trained: np.ndarray, structure: Structure | None
+    ) -> None:
+        self._trained = trained
+        self._units: Units | None = None
+        self.scores = scores.astype(np.float32, copy=False)
+        self.sizes = np.ones(scores.size, np.int64)
+        if structure is None or structure.pattern is not None:
+            self._where = np.flatnonzero(trained)
+            return
+        self._units = Units(structure, trained.shape)
+        sizes = self._units.sizes(trained)
+        self._where = np.flatnonzero(sizes)
+        self.sizes = sizes[self._where]
+        spread = np.zeros(trained.shape, np.float64)
+        spread[trained] = scores
+        sums = self._units.sums(spread)[self._where]
+        means = sums if structure.score == "sum" else sums / self.sizes
+        self.scores = np.minimum(means, _LARGEST).astype(np.float32)
+
+    def mask(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the mask of those that are chosen by a boolean vector."""
+        if self._units is None:
+            mask = np.zeros(self._trained.shape, bool)
+            mask.reshape(-1)[self._where[chosen]] = True
+            return mask
+        units = np.zeros(self._units.number, bool)
+        units[self._where[chosen]] = True
+        return self._units.mask(units) & self._trained
+
+
+def _longest_prefix(
+    scores: Sequence[np.ndarray], sizes: Sequence[np.ndarray], largest: int
+) -> list[np.ndarray]:
+    """Return which are the first, by descending scores, whose sizes add up to so much at most."""
+    if all((one == 1).all() for one in sizes):
+        return select_top(scores, min(largest, sum(one.size for one in scores)))
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    fits = np.zeros(order.size, bool)
+    fits[order] = np.cumsum(np.concatenate(sizes)[order]) <= largest
+    return np.split(fits, np.cumsum([one.size for one in scores])[:-1])
 
 
 def _scaled(words: np.ndarray, size: int) -> np.ndarray:

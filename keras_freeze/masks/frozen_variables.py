@@ -38,6 +38,7 @@ class Decision:
         decay_scale: the variable of FreezeNet-WD's scalar; None for other treatments.
         is_superseded: whether a later decision has replaced it.
         owners: the FreezeOptimizers that train with it.
+        trained_starts: what their state has of the trained weights before training.
     """
 
     def __init__(self, settings: Settings | None, decay_scale: Any = None) -> None:
@@ -45,6 +46,7 @@ class Decision:
         self.decay_scale = decay_scale
         self.is_superseded = False
         self.owners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.trained_starts: Any = None
 
     def supersede(self, by: Any) -> None:
         """Mark the decision as replaced, so that only optimizer `by` can go on training."""
@@ -228,6 +230,18 @@ def starts_of(variables: Sequence[Any]) -> dict[int, Start]:
     """Return what variables were drawn from, by their index in the list, where that is known."""
     entries = enumerate(map(_registry.get, variables))
     return {i: e.start for i, e in entries if e is not None and e.start is not None}
+
+
+def remember_trained_starts(owner: Any, trained_starts: Any) -> None:
+    """Remember what an optimizer knows of its trained weights before training."""
+    for decision in _decisions.get(owner, ()):
+        decision.trained_starts = trained_starts
+
+
+def trained_starts_of(variables: Sequence[Any]) -> Any:
+    """Return what the optimizers of these variables know of that; None if they disagree."""
+    found = [decision.trained_starts for decision in decisions_about(variables)]
+    return found[0] if len(found) == 1 else None
 
 
 def decay_scale_of(variables: Sequence[Any]) -> np.ndarray | None:

@@ -240,6 +240,11 @@ def choose(
     """
     if structure is None:
         return _choose_weights(scores, shapes, num_trained, xp, top)
+    if xp is not np and sum(map(math.prod, shapes)) >= _LARGEST:
+        raise ValueError(
+            f"With a structure, the first batch chooses among fewer than {_LARGEST} weights: call "
+            "`keras_freeze.freeze` instead."
+        )
     tilings = [_tiling(structure, shape) for shape in shapes]
     sizes = [tiling.sizes() for tiling in tilings]
     if structure.pattern is not None:
@@ -283,14 +288,38 @@ def select_units(
         return choose(structure, positive, [a.shape for a in scores], num_trained, np, _top)
 
 
-def largest_unit(structure: Structure | None, scores: np.ndarray) -> np.ndarray:
-    """Return the mask of the unit with the largest score, of equal ones the first."""
-    if structure is None or structure.pattern is not None:
-        return select_units(None, [scores], 1)[0]
-    tiling = _tiling(structure, scores.shape)
-    with np.errstate(over="ignore"):
-        units = _unit_scores(tiling, scores, structure, np)
-    return _whole_units(tiling, np.arange(units.size) == units.argmax(), np)
+class Units:
+    """The columns, rows or blocks of a variable, as the places of vectors.
+
+    Args:
+        structure: the structure, other than n:m.
+        shape: the shape of the variable.
+
+    Attributes:
+        number: how many there are.
+    """
+
+    def __init__(self, structure: Structure, shape: tuple[int, ...]) -> None:
+        self._structure = structure
+        self._tiling = _tiling(structure, shape)
+        self.number = math.prod(self._tiling.grid)
+
+    def sizes(self, mask: np.ndarray) -> np.ndarray:
+        """Return how many entries of each unit are in a mask."""
+        return self._tiling.split(mask, np, fill=False).sum(axis=1, dtype=np.int64)
+
+    def sums(self, array: np.ndarray) -> np.ndarray:
+        """Return the sums of an array of the variable's shape over each unit, in its dtype."""
+        return self._tiling.split(array, np).sum(axis=1)
+
+    def scores(self, array: np.ndarray) -> np.ndarray:
+        """Return the score of each unit by those of its entries, as `choose` does."""
+        with np.errstate(over="ignore"):
+            return _unit_scores(self._tiling, array.astype(np.float32), self._structure, np)
+
+    def mask(self, units: np.ndarray) -> np.ndarray:
+        """Return the mask of the units that are True in a boolean vector."""
+        return _whole_units(self._tiling, units, np)
 
 
 def rescued(

@@ -170,6 +170,8 @@ class FreezeOptimizer(MaskedOptimizer):
     @property
     def rates(self) -> set[float]:
         """All freezing rates: the one of the network, and those of the distribution's patterns."""
+        if self.plan.first_rate is not None:
+            return {self.plan.first_rate}
         distribution = self.distribution
         own = [rate for _, rate in distribution] if isinstance(distribution, tuple) else []
         return {self.freeze_rate, *own}
@@ -189,7 +191,7 @@ class FreezeOptimizer(MaskedOptimizer):
         candidates: Sequence[Parameter],
         parameters: Sequence[Parameter],
         must_match: bool = True,
-        rate: Callable[[float], float] = float,
+        rate: Callable[[float], float] | None = None,
     ) -> list[Group]:
         """Return which weights are compared with each other, and how many of them are trained.
 
@@ -197,11 +199,14 @@ class FreezeOptimizer(MaskedOptimizer):
             candidates: the weights that have scores.
             parameters: all variables; patterns may match weights that have no score.
             must_match: whether a pattern of the distribution that matches no weight is an error.
-            rate: what a step of a criterion in steps makes of each final rate.
+            rate: what a step of a criterion in steps makes of each final rate. None: that.
 
         Raises:
             ValueError: if one matches none.
         """
+        first = self.plan.first_rate
+        if rate is None:
+            rate = float if first is None else lambda _: first
         distribution = self.distribution
         if isinstance(distribution, tuple):
             distribution = tuple((pattern, rate(own)) for pattern, own in distribution)
@@ -250,8 +255,8 @@ class FreezeOptimizer(MaskedOptimizer):
             self.update = make_update(self, parameters)
             super().build(list(variables))
             if state is None and self.update.phase is Phase.DECIDED:  # everything is trained
-                self.forget_trained_starts()
-            self.plan = replace(self.plan, state=None, inherits=False)
+                self.start_here()
+            self.plan = replace(self.plan, state=None, inherits=False, first_rate=None)
             self._register()
             # Where the update becomes compact after the first batch, it has warned before that.
             if not isinstance(self.update, CompactUpdate) or not self.update.by_first_batch:
@@ -272,6 +277,9 @@ class FreezeOptimizer(MaskedOptimizer):
         frozen_variables.check_agrees(mask, parameters, self.settings)
         scale = frozen_variables.decay_scale_of(variables)
         self.__dict__["_starts"] = frozen_variables.starts_of(variables)
+        inherited = frozen_variables.trained_starts_of(variables)
+        if inherited is not None and inherited.fit(mask):
+            self.__dict__["trained_starts"] = inherited
         state = State(mask, self.suits_compact(mask), scale)
         self.plan = replace(self.plan, state=state, inherits=True)
 

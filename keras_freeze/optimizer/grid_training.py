@@ -15,14 +15,13 @@ import numpy as np
 from keras import ops
 
 from keras_freeze import backend
-from keras_freeze._utils.bits import as_bits
 from keras_freeze._utils.typing import Variable
 from keras_freeze.grids import Grid
-from keras_freeze.initializers.of_layers import draw, initializers_of, source_of
+from keras_freeze.initializers.of_layers import drawn_like, initializers_of, source_of
 from keras_freeze.masks import frozen_variables
 from keras_freeze.parameters import Parameter
 from keras_freeze.placements import Placement, may_be_rounded, placements_of, remember_grid
-from keras_freeze.starts import CONSTANT, Source
+from keras_freeze.starts import Source
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -180,31 +179,19 @@ class GridTraining:
         optimizer = self._optimizer()
         start = None if optimizer is None else optimizer.starts.get(position)
         if start is not None:
-            yield _drawn(start.source, values)
+            yield drawn_like(start.source, values)
         for placement in placements_of(self._parameters[position].variable):
             yield _placed(placement, values)
-        yield _drawn(self._initializers.get(position), values)
+        source = self._initializers.get(position)
+        yield None if source is None else drawn_like(source, values)
 
 
 def _placed(placement: Placement, values: np.ndarray) -> np.ndarray | None:
     """Return the starts that were remembered, unless other values have been assigned since."""
     if placement.read is None:
-        return _drawn(placement.origin, values)
+        return None if placement.origin is None else drawn_like(placement.origin, values)
     starts = placement.all_starts(values)
     steps = placement.grid.nearest(values, starts)
     if steps is None or not np.array_equal(placement.grid.values(starts, steps), values):
         return None
     return starts
-
-
-def _drawn(source: Source | None, values: np.ndarray) -> np.ndarray | None:
-    """Return what a source gives for a variable with these values; None if it gives none."""
-    if source is None:
-        return None
-    if source.kind == CONSTANT:
-        bits = as_bits(values)
-        return np.full_like(bits, source.pattern).view(values.dtype).reshape(values.shape)
-    try:
-        return draw(source, values.shape, values.dtype.name)
-    except ValueError:  # a base, which is not at hand, or an initializer of another version
-        return None

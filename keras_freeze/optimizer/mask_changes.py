@@ -5,6 +5,7 @@ zero in a pruned network. One that joins the mask goes on from its frozen value,
 those of the first step. All other weights and slots stay, and so do counts of steps and rates.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_freeze import _keras_private, backend
-from keras_freeze._utils.bits import as_bits
 from keras_freeze._utils.threads import exclusive
-from keras_freeze.initializers.of_layers import draw
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.dense_update import DenseUpdate
-from keras_freeze.optimizer.inner_optimizer import fresh_copies, slots_of
+from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, fresh_copies, slots_of
 from keras_freeze.optimizer.state import relabel
+from keras_freeze.optimizer.trained_starts import weights_in
 from keras_freeze.optimizer.update import Update
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 
-_AVERAGES = "_model_variables_moving_average"
 _SCALAR = -1
 
 
@@ -66,17 +65,8 @@ def decide_at_rate(optimizer: "MaskedOptimizer", freeze_rate: float) -> None:
     At a rate of 0 everything is trained, and this is decided now.
     """
     with exclusive(optimizer):
-        distribution = optimizer.distribution
-        if isinstance(distribution, tuple):
-            distribution = tuple((pattern, freeze_rate) for pattern, _ in distribution)
-        own = {name: getattr(optimizer, name) for name in ("freeze_rate", "distribution")}
-        # Past the check that refuses to change settings of an optimizer that is built.
-        optimizer.__dict__.update(freeze_rate=freeze_rate, distribution=distribution)
-        try:
-            optimizer.rebuild(None, optimizer.built_variables)
-        finally:
-            optimizer.__dict__.update(own)
-        optimizer.set_starts(optimizer.starts)  # registers the optimizer's own settings again
+        optimizer.plan = replace(optimizer.plan, first_rate=freeze_rate)
+        optimizer.rebuild(None, optimizer.built_variables)
 
 
 def has_known_slots(optimizer: "MaskedOptimizer") -> bool:
@@ -84,70 +74,26 @@ def has_known_slots(optimizer: "MaskedOptimizer") -> bool:
     return slots_of(optimizer.inner_optimizer) is not None
 
 
-def know_trained_starts(
-    optimizer: "MaskedOptimizer", snapshot: Mapping[int, np.ndarray] | None = None
-) -> bool:
-    """Set the optimizer's `trained_starts` to what trained entries were before training.
-
-    Args:
-        optimizer: a FreezeOptimizer that is built and has a mask.
-        snapshot: the variables before the first step, by position; None if this comes later.
-
-    Returns:
-        Whether they are known. Otherwise nothing has changed.
-    """
-    mask = optimizer.mask
-    assert mask is not None
-    if optimizer.trained_starts:
-        return True
-    starts: dict[int, np.ndarray] = {}
-    is_before = optimizer.decided_at == int(backend.to_numpy(optimizer.iterations))
-    for entry in mask.entries:
-        values = backend.to_numpy(optimizer.parameters[entry.position].variable)
-        if snapshot is not None:
-            found: np.ndarray | None = snapshot[entry.position]
-        else:
-            found = values if is_before else _drawn(optimizer, entry.position, values)
-        if found is None or not _agree(found, values, ~entry.trained):
-            return False
-        starts[entry.position] = found[entry.trained]
-    optimizer.__dict__["trained_starts"] = starts
-    return True
-
-
-def _drawn(optimizer: "MaskedOptimizer", position: int, values: np.ndarray) -> np.ndarray | None:
-    """Return what a variable was drawn as, if that is recorded and can be drawn again."""
-    start = optimizer.starts.get(position)
-    if start is None:
-        return None
-    try:
-        return draw(start.source, values.shape, values.dtype.name)
-    except ValueError:  # an initializer of another version
-        return None
-
-
-def _agree(one: np.ndarray, other: np.ndarray, where: np.ndarray) -> bool:
-    return np.array_equal(as_bits(one[where]), as_bits(other[where]))
-
-
 def _freeze_what_leaves(optimizer: "MaskedOptimizer", before: FreezeMask, mask: FreezeMask) -> None:
     """Set weights that are frozen from now on to their starts or to zero."""
-    new_starts = {}
-    for old, new in zip(before.entries, mask.entries, strict=True):
+    known = optimizer.trained_starts
+    values_before = {}
+    for old, new in zip(weights_in(before), weights_in(mask), strict=True):
         variable = optimizer.parameters[old.position].variable
         values = backend.to_numpy(variable)
         flat, was_trained = values.reshape(-1), np.flatnonzero(old.trained)
         stays = new.trained.reshape(-1)[was_trained]
         starts = np.zeros(was_trained.size, flat.dtype)
         if optimizer.frozen_weights == "keep":
-            starts = optimizer.trained_starts[old.position]
+            starts = known.values[old.position].astype(flat.dtype, copy=False)
             is_trained = np.flatnonzero(new.trained)
-            new_starts[old.position] = flat[is_trained]  # of those that join, they are frozen yet
-            new_starts[old.position][old.trained.reshape(-1)[is_trained]] = starts[stays]
+            of_trained = flat[is_trained]  # what joins is frozen yet
+            of_trained[old.trained.reshape(-1)[is_trained]] = starts[stays]
+            values_before[old.position] = of_trained
         if not stays.all():
             flat[was_trained[~stays]] = starts[~stays]
             variable.assign(values)
-    optimizer.__dict__["trained_starts"] = new_starts
+    optimizer.set_trained_starts(replace(known, digest=None, values=values_before))
 
 
 def _replace(
@@ -157,7 +103,8 @@ def _replace(
     update = optimizer.update
     assert update is not None
     slots, grid = _values_of_slots(update), update.grid_state()
-    is_new = isinstance(update, CompactUpdate) != compact or not update.accepts(mask, compact)
+    was_compact = isinstance(update, CompactUpdate)
+    is_new = was_compact != compact or not update.accepts(mask, compact)
     if is_new:
         state = replace(optimizer.state, mask=mask, compact=compact, grid={})
         optimizer.rebuild(state, optimizer.built_variables)
@@ -169,10 +116,16 @@ def _replace(
         update.replace_mask(mask)
         optimizer.propagate_mask(before)
         fresh = _fresh_slots(optimizer, update)
-    places = _Places(update, before, mask)
+    places = _Places(update, before, mask, was_compact, compact)
+    averages = {
+        id(average)
+        for inner in averaging_optimizers(update.inner)
+        for _, average in _keras_private.moving_averages(inner)
+    }
     for name, slot in (slots_of(update.inner) or {}).items():
         if isinstance(slot, list):
-            _write_slots(slot, places, slots[name], fresh[name], name == _AVERAGES)
+            is_average = any(id(one) in averages for one in slot)
+            _write_slots(slot, places, slots[name], fresh[name], is_average)
         elif is_new:
             slot.assign(slots[name])
     _restore_grid(update, grid, places)
@@ -184,50 +137,67 @@ def _replace(
 class _Places:
     """Where the entries that stay trained are, in arrays of before and after a change."""
 
-    def __init__(self, update: Update, before: FreezeMask, mask: FreezeMask) -> None:
+    def __init__(
+        self,
+        update: Update,
+        before: FreezeMask,
+        mask: FreezeMask,
+        was_compact: bool,
+        is_compact: bool,
+    ) -> None:
         self.update = update
+        self._is_compact = {"before": was_compact, "after": is_compact}
         self._shapes = {entry.position: entry.trained.shape for entry in mask.entries}
-        self._before, self._after, self._kept = {}, {}, {}
+        self._trained: dict[str, dict[int, np.ndarray]] = {"before": {}, "after": {}}
+        self._kept = {}
         for old, new in zip(before.entries, mask.entries, strict=True):
             position, trained = old.position, np.flatnonzero(old.trained)
-            self._before[position] = trained
-            self._after[position] = np.flatnonzero(new.trained)
+            self._trained["before"][position] = trained
+            self._trained["after"][position] = np.flatnonzero(new.trained)
             self._kept[position] = trained[new.trained.reshape(-1)[trained]]
 
     def carry_over(self, position: int, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return `new` with the values of `old` for what stays trained.
 
-        Either array is of the shape of a variable, or a vector of its trained entries. Where it is
-        something else, such as one of Adafactor's factors, or where the variable has no mask, this
-        is `old` if it fits.
+        Of a dense update an array is of the shape of a variable, of a compact one it is a vector of
+        its trained entries. Where it is something else, such as one of Adafactor's factors, or
+        where the variable has no mask, this is `old` if it fits.
         """
-        from_places = self._places(position, old, self._before)
-        to_places = self._places(position, new, self._after)
+        from_places = self._places(position, old, "before")
+        to_places = self._places(position, new, "after")
         if from_places is None or to_places is None:
             return old if old.shape == new.shape else new
         merged = new.reshape(-1).copy()
         merged[to_places] = old.reshape(-1)[from_places]
         return merged.reshape(new.shape)
 
-    def _places(
-        self, position: int, array: np.ndarray, trained: Mapping[int, np.ndarray]
-    ) -> np.ndarray | None:
+    def carry_over_trained(self, position: int, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """Return what `carry_over` does for vectors of trained entries, whatever the updates."""
+        merged = new.copy()
+        kept, trained = self._kept[position], self._trained
+        to_places = np.searchsorted(trained["after"][position], kept)
+        merged[to_places] = old[np.searchsorted(trained["before"][position], kept)]
+        return merged
+
+    def _places(self, position: int, array: np.ndarray, when: str) -> np.ndarray | None:
         """Return the flat indices of what stays trained in an array; None if it has none."""
-        if position not in trained:
+        if position not in self._shapes:
             return None
-        if array.shape == self._shapes[position]:
-            return self._kept[position]
-        if array.shape != trained[position].shape:
+        trained, shape = self._trained[when][position], self._shapes[position]
+        is_whole = not self._is_compact[when] or trained.size == math.prod(shape)
+        if array.shape != (shape if is_whole else trained.shape):
             return None
-        return np.searchsorted(trained[position], self._kept[position])
+        kept = self._kept[position]
+        return kept if is_whole else np.searchsorted(trained, kept)
 
     def renew_joining(self, position: int, state: np.ndarray, values: np.ndarray) -> None:
         """Set what has just joined the mask to its present values, in a vector of what is trained.
 
         `values` are those of the whole variable.
         """
-        joins = np.isin(self._after[position], self._before[position], invert=True)
-        state[joins] = values.reshape(-1)[self._after[position][joins]]
+        trained = self._trained["after"][position]
+        joins = np.isin(trained, self._kept[position], invert=True)
+        state[joins] = values.reshape(-1)[trained[joins]]
 
     def has_mask(self, position: int) -> bool:
         """Return whether the variable at a position has a mask."""
@@ -236,16 +206,16 @@ class _Places:
 
 def _values_of_slots(update: Update) -> dict[str, Any]:
     """Return the values of the inner optimizer's slots, by attribute and position."""
+    return _read(update, slots_of(update.inner) or {})
+
+
+def _read(update: Update, slots: Mapping[str, Any]) -> dict[str, Any]:
     keys = _keys(update)
     return {
-        name: {
-            key: backend.to_numpy(one)
-            for key, one in zip(keys, slot, strict=True)
-            if one is not None
-        }
+        name: {k: backend.to_numpy(v) for k, v in zip(keys, slot, strict=True) if v is not None}
         if isinstance(slot, list)
         else backend.to_numpy(slot)
-        for name, slot in (slots_of(update.inner) or {}).items()
+        for name, slot in slots.items()
     }
 
 
@@ -268,12 +238,7 @@ def _fresh_slots(optimizer: "MaskedOptimizer", update: Update) -> dict[str, Any]
         ((_, fresh),) = fresh_copies(update.inner)
         with backend.slots_of_zeros(fresh):
             fresh.build(_keras_private.built_variables(update.inner))
-    keys = _keys(update)
-    return {
-        name: {k: backend.to_numpy(v) for k, v in zip(keys, slot, strict=True) if v is not None}
-        for name, slot in (slots_of(fresh) or {}).items()
-        if isinstance(slot, list)
-    }
+    return _read(update, slots_of(fresh) or {})
 
 
 def _write_slots(
@@ -299,6 +264,9 @@ def _restore_grid(update: Update, old: Mapping[int, np.ndarray], places: _Places
         values = backend.to_numpy(update.parameters[position].variable)
         places.renew_joining(position, state[0], values)
         new[position] = np.stack(
-            [places.carry_over(position, *pair) for pair in zip(old[position], state, strict=True)]
+            [
+                places.carry_over_trained(position, *pair)
+                for pair in zip(old[position], state, strict=True)
+            ]
         )
     update.restore_grid(new)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_freeze import _keras_private, backend, criteria
 from keras_freeze._utils.threads import exclusive
@@ -32,6 +31,7 @@ from keras_freeze.optimizer.processes import check_agreement
 from keras_freeze.optimizer.state import BuildPlan, Phase, State, relabel
 from keras_freeze.optimizer.strategy import is_coordinate_wise, suits_compact
 from keras_freeze.optimizer.trace_guard import TraceGuard
+from keras_freeze.optimizer.trained_starts import TrainedStarts, digest_of_trained
 from keras_freeze.optimizer.update import Update
 from keras_freeze.parameters import Parameter, classify
 from keras_freeze.starts import Start
@@ -43,17 +43,13 @@ class MaskedOptimizer(DelegatingOptimizer):
     Attributes:
         update: the update strategy that changes the variables; None before the build.
         plan: what the next build starts from.
-        trained_starts: what the trained entries of masked variables were before training, by
-            position, in the order of flat indices; only while callbacks change the mask.
-        decided_at: how many steps had been made when `set_mask` set the mask; None where the first
-            batch has decided it, or a file.
+        trained_starts: what is known of the trained weights before training.
     """
 
     update: Update | None = None
     plan = BuildPlan()
 
-    trained_starts: Mapping[int, np.ndarray]
-    decided_at: int | None
+    trained_starts: TrainedStarts
 
     # Settings, as arguments of FreezeOptimizer.
     freeze_rate: float
@@ -71,8 +67,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         self._traces = TraceGuard()
         # In `__dict__`, where TensorFlow's checkpoints do not find it.
         self.__dict__["_starts"] = {}
-        self.__dict__["trained_starts"] = {}
-        self.__dict__["decided_at"] = None
+        self.__dict__["trained_starts"] = TrainedStarts()
         self.__dict__["agreed_update"] = None
 
     @property
@@ -195,7 +190,7 @@ class MaskedOptimizer(DelegatingOptimizer):
         with exclusive(self):
             self.__dict__["_starts"] = dict(starts or {})
             self.rebuild(State(mask, compact=self.suits_compact(mask)), variables)
-            self.forget_trained_starts()
+            self.start_here()
             if self.frozen_weights == "zero":
                 self.zero_frozen_weights()
 
@@ -208,12 +203,18 @@ class MaskedOptimizer(DelegatingOptimizer):
                 self.rebuild(state, self.built_variables)
             for optimizer in walk(self.inner_optimizer):
                 _keras_private.iterations_variable(optimizer).assign(0)
-            self.forget_trained_starts()
+            self.start_here()
 
-    def forget_trained_starts(self) -> None:
-        """Forget where trained entries started; they start where they are now."""
-        self.__dict__["trained_starts"] = {}
-        self.__dict__["decided_at"] = int(backend.to_numpy(self.iterations))
+    def set_trained_starts(self, trained_starts: TrainedStarts) -> None:
+        """Set `trained_starts`."""
+        self.__dict__["trained_starts"] = trained_starts
+        frozen_variables.remember_trained_starts(self, trained_starts)
+
+    def start_here(self) -> None:
+        """Remember by a digest that trained weights are as they were before training."""
+        mask = self.mask
+        digest = None if mask is None else digest_of_trained(self.parameters, mask)
+        self.set_trained_starts(TrainedStarts(digest))
 
     def zero_frozen_weights(self) -> None:
         """Set every frozen weight to zero.
@@ -302,6 +303,7 @@ class MaskedOptimizer(DelegatingOptimizer):
             for mask in self.update.variable_masks
         ]
         frozen_variables.register(self, masks, self.settings, self.update.decay_scale)
+        frozen_variables.remember_trained_starts(self, self.trained_starts)
 
     @property
     def starts(self) -> Mapping[int, Start]:
@@ -352,8 +354,6 @@ class MaskedOptimizer(DelegatingOptimizer):
             if update is not None:
                 self._check_shared(update.parameters, state.mask)
             self.__dict__["_starts"] = dict(state.starts)
-            self.__dict__["trained_starts"] = dict(state.trained_starts)
-            self.__dict__["decided_at"] = None
             if update is None:
                 self.plan = replace(self.plan, state=state)
             elif self.must_rebuild(state):
@@ -367,6 +367,7 @@ class MaskedOptimizer(DelegatingOptimizer):
                 update.restore_grid(state.grid)
                 if state.decay_scale is not None and update.decay_scale is not None:
                     update.decay_scale.assign(state.decay_scale)
+            self.set_trained_starts(state.trained_starts)
             self.set_starts(state.starts)
 
     def must_rebuild(self, state: State) -> bool:

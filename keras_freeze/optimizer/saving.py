@@ -175,6 +175,7 @@ def _load_what_fits(optimizer: "MaskedOptimizer", content: Any) -> None:
         state = replace(state, compact=optimizer.suits_compact(state.mask))
         optimizer.rebuild(state, optimizer.built_variables)
     optimizer.set_starts(state.starts)
+    optimizer.set_trained_starts(state.trained_starts)
     skip_loading_once(optimizer.inner_optimizer)
     warnings.warn(
         "The model's trainable variables are not those that its FreezeOptimizer was built "

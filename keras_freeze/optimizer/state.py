@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
+from keras_freeze.optimizer.trained_starts import TrainedStarts
 from keras_freeze.parameters import Parameter, same_path
 from keras_freeze.starts import Start
 
@@ -42,8 +43,7 @@ class State:
         starts: what variables of the mask were drawn from, by position, where that is known.
         settings: the settings of the optimizer that decided; None where a file does not say.
         grid: the values in full precision and the starts of what is trained on a grid, by position.
-        trained_starts: what trained entries were before training, by position, where callbacks
-            change the mask.
+        trained_starts: what is known of the trained weights before training.
     """
 
     mask: FreezeMask | None
@@ -53,7 +53,7 @@ class State:
     starts: Mapping[int, Start] = field(default_factory=dict)
     settings: Settings | None = None
     grid: Mapping[int, np.ndarray] = field(default_factory=dict)
-    trained_starts: Mapping[int, np.ndarray] = field(default_factory=dict)
+    trained_starts: TrainedStarts = field(default_factory=TrainedStarts)
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ class BuildPlan:
             for a variable that has no mask. Valid until a state replaces it.
         is_from_config: whether the optimizer was made from a configuration.
         inherits: whether `state` is that of another FreezeOptimizer, which has decided it.
+        first_rate: the freezing rate at which the first batch decides; None for the optimizer's.
     """
 
     state: State | None = None
     trained_counts: tuple[int | None, ...] | None = None
     is_from_config: bool = False
     inherits: bool = False
+    first_rate: float | None = None
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:

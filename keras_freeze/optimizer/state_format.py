@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from keras_freeze.masks.settings import GLOBAL, Settings
 from keras_freeze.masks.structure import check_structure
 from keras_freeze.optimizer.inner_optimizer import walk
 from keras_freeze.optimizer.state import State
+from keras_freeze.optimizer.trained_starts import TrainedStarts
 from keras_freeze.parameters import Parameter, same_path
 from keras_freeze.starts import Start
 
@@ -50,11 +51,12 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         header["grid"] = [[position, v.dtype.name] for position, v in state.grid.items()]
         for position, values in state.grid.items():
             store[f"grid_{position}"] = as_bits(values)
-    if state.trained_starts:
-        starts = state.trained_starts
-        header["trained_starts"] = [[position, v.dtype.name] for position, v in starts.items()]
-        for position, values in starts.items():
-            store[f"trained_starts_{position}"] = as_bits(values)
+    known = state.trained_starts
+    if known != TrainedStarts():
+        dtypes = [[position, v.dtype.name] for position, v in known.values.items()]
+        header["trained_starts"] = [known.digest, dict(known.last_steps), dtypes]
+        for position, array in known.values.items():
+            store[f"trained_starts_{position}"] = as_bits(array)
     store["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     if entries:
         store["mask"] = np.packbits(np.concatenate([e.trained.reshape(-1) for e in entries]))
@@ -94,10 +96,6 @@ def read_state(store: Any) -> State:
         position: from_bits(np.asarray(store[f"grid_{position}"]), dtype).reshape(2, -1)
         for position, dtype in header.get("grid", [])
     }
-    trained_starts = {
-        position: from_bits(np.asarray(store[f"trained_starts_{position}"]), dtype)
-        for position, dtype in header.get("trained_starts", [])
-    }
     return State(
         mask=mask,
         compact=header["compact"],
@@ -106,8 +104,27 @@ def read_state(store: Any) -> State:
         starts=starts,
         settings=settings,
         grid=grid,
-        trained_starts=trained_starts,
+        trained_starts=_read_trained_starts(store, header, mask),
     )
+
+
+def _read_trained_starts(
+    store: Any, header: Mapping[str, Any], mask: FreezeMask | None
+) -> TrainedStarts:
+    if "trained_starts" not in header:
+        return TrainedStarts()
+    digest, last_steps, values = header["trained_starts"]
+    starts = {
+        position: from_bits(np.asarray(store[f"trained_starts_{position}"]), dtype)
+        for position, dtype in values
+    }
+    found = TrainedStarts(digest, starts, last_steps)
+    if mask is None or not found.fit(mask):
+        raise ValueError(
+            "The state of a FreezeOptimizer is damaged: it has other numbers of trained weights "
+            "before training than its mask trains."
+        )
+    return found
 
 
 def _settings(
@@ -199,18 +216,20 @@ def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, l
         else:
             lost.append(entry.path)
     if len(set(positions.values())) < len(entries):
-        nothing: dict[str, Any] = {"starts": {}, "grid": {}, "trained_starts": {}}
+        nothing: dict[str, Any] = {"starts": {}, "grid": {}, "trained_starts": TrainedStarts()}
         return replace(state, mask=FreezeMask([]), **nothing), list(state.mask.paths)
     # Of variables that are trained whole nothing says which they are now.
-    moved: dict[str, Any] = {
-        name: {new: by_position[old] for old, new in positions.items() if old in by_position}
-        for name, by_position in (
-            ("starts", state.starts),
-            ("grid", state.grid),
-            ("trained_starts", state.trained_starts),
-        )
-    }
-    return replace(state, mask=FreezeMask(entries), **moved), lost
+    starts = {new: state.starts[old] for old, new in positions.items() if old in state.starts}
+    grid = {new: state.grid[old] for old, new in positions.items() if old in state.grid}
+    known = state.trained_starts.values
+    known = {new: known[old] for old, new in positions.items() if old in known}
+    return replace(
+        state,
+        mask=FreezeMask(entries),
+        starts=starts,
+        grid=grid,
+        trained_starts=replace(state.trained_starts, digest=None, values=known),
+    ), lost
 
 
 def skip_loading_once(optimizer: Any) -> None:

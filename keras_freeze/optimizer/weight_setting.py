@@ -9,6 +9,7 @@ from keras_freeze import backend
 from keras_freeze.masks import frozen_variables
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.state import State
+from keras_freeze.optimizer.trained_starts import TrainedStarts
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
@@ -32,6 +33,8 @@ def set_weights(optimizer: "MaskedOptimizer", weights: Sequence[Any]) -> None:
     if optimizer.update is not None:
         optimizer.update.forget_values()
     optimizer.propagate_mask(before)
+    if optimizer.mask != before:
+        optimizer.set_trained_starts(TrainedStarts())
 
 
 def _settable(optimizer: "MaskedOptimizer", weights: Sequence[Any]) -> list[tuple[Any, Any]]:

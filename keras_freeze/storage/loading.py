@@ -15,6 +15,7 @@ from keras_freeze.masks.frozen_variables import VariableMask, constant_mask
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.state import State
+from keras_freeze.optimizer.trained_starts import TrainedStarts
 from keras_freeze.placements import remember_grids
 from keras_freeze.restricted.layers import restrict_gradients
 from keras_freeze.starts import INITIALIZER, SEED
@@ -246,4 +247,7 @@ def _state(header: Header, values: Values, optimizer: FreezeOptimizer) -> State:
     compact, found = mask is not None and optimizer.suits_compact(mask), False
     if header.optimizer is not None:
         compact, found = header.optimizer.compact, header.optimizer.found
-    return State(mask, compact, header.decay_scale, found, values.starts)
+    known = TrainedStarts(values=values.trained_starts)
+    if mask is None or header.decay_scale is not None or not known.fit(mask):
+        known = TrainedStarts()
+    return State(mask, compact, header.decay_scale, found, values.starts, trained_starts=known)

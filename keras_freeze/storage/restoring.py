@@ -43,6 +43,7 @@ class Values:
         starts: What the initial values of variables with a mask were drawn from, by position.
         placements: The grid of each variable of the model, with the starts; None without one.
         draws: What masks of variables were drawn by, by position; only of those that are drawn.
+        trained_starts: What the trained weights of variables with a mask started from, by position.
         optimizer: An iterator over the values of each variable of the optimizer, as bit patterns.
     """
 
@@ -51,6 +52,7 @@ class Values:
     starts: dict[int, Start]
     placements: list[Placement | None]
     draws: dict[int, Draw]
+    trained_starts: dict[int, np.ndarray]
     optimizer: Iterator[np.ndarray]
 
 
@@ -75,6 +77,7 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
     values: list[np.ndarray] = []
     starts: dict[int, Start] = {}
     placements: list[Placement | None] = []
+    trained_starts: dict[int, np.ndarray] = {}
     for record, chosen, bits in zip(header.records, masks, stored, strict=True):
         rest = None if record.source is None else next(sourced)
         placement = None
@@ -93,6 +96,8 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
                 start = start_of(record.source, rest, header.versions)
                 starts[record.entry.position] = start
             if chosen is not None:
+                if record.entry is not None and record.entry.is_weight and not record.is_changed:
+                    trained_starts[record.entry.position] = from_bits(rest[chosen], record.dtype)
                 is_scaled = record.source.kind != CONSTANT and not record.is_changed
                 if header.decay_scale is not None and is_scaled:
                     rest = scaled(rest, record.dtype, header.decay_scale)
@@ -101,7 +106,7 @@ def restored(header: Header, container: Container, base: Sequence[Any] | None) -
         if checksum(bits) != record.checksum:
             raise _mismatch(header, record)
         values.append(bits)
-    return Values(values, mask, starts, placements, draws, optimizer)
+    return Values(values, mask, starts, placements, draws, trained_starts, optimizer)
 
 
 def _starts(header: Header, given: Sequence[np.ndarray]) -> Callable[[int], np.ndarray]:

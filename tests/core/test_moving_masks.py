@@ -1,5 +1,6 @@
 """Callbacks that change the mask while `fit` trains, with every kind of update and treatment."""
 
+import dataclasses
 import itertools
 
 import keras
@@ -563,7 +564,13 @@ def test_the_rate_is_that_of_the_polynomial():
         (lambda: RegrowTrained(0.3, 1, "nothing"), ValueError, "criterion"),
         (lambda: RegrowTrained(0.3, 1, "gradient"), ValueError, "Argument `x`"),
         (lambda: RegrowTrained(0.3, 1, "random", begin=2, end=1), ValueError, "end"),
-        (lambda: rigl(batch_size=0), TypeError, "batch_size"),
+        (lambda: GradualFreezing(0.0, 0.4, 0, None), TypeError, "end"),
+        (lambda: RegrowTrained(0.3, 1, x=X, y=Y, batch_size=0), ValueError, "batch_size"),
+        (lambda: RegrowTrained(0.3, 1, x=X, y=Y, steps=2), ValueError, "steps"),
+        (lambda: RegrowTrained(0.3, 1, x=X, y=Y, steps="a"), TypeError, "steps"),
+        (lambda: RegrowTrained(0.3, 1, x=X, y=Y[:5]), ValueError, "48"),
+        (lambda: RegrowTrained(0.3, 1, x=X[:0], y=Y[:0]), ValueError, "at least 1"),
+        (lambda: RegrowTrained(0.3, 1, x=iter([(X, Y)])), TypeError, "read once"),
     ],
 )
 def test_arguments_out_of_range_are_errors(make, error, message):
@@ -572,9 +579,16 @@ def test_arguments_out_of_range_are_errors(make, error, message):
 
 
 def test_a_batch_size_for_a_dataset_is_an_error():
-    data = [(X[:8], Y[:8])]
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return X[:8], Y[:8]
+
     with pytest.raises(ValueError, match="batch_size"):
-        RegrowTrained(0.3, 1, "gradient", x=iter(data), batch_size=4)
+        RegrowTrained(0.3, 1, "gradient", x=Data(), batch_size=4)
+    RegrowTrained(0.3, 1, "gradient", x=Data(), steps=2)
 
 
 @pytest.mark.parametrize(
@@ -608,12 +622,13 @@ def test_a_structure_holds_while_the_mask_moves(schedule, structure):
     model = compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.5, structure=structure))
     kf.freeze(model, X[:8], Y[:8], freeze_rate=SCHEDULES[schedule][0] and 0.5)
     watch = Watch(model)
-    train(model, SCHEDULES[schedule][1](), watch)
+    callback = rigl(2, 0.7) if schedule == "rigl" else SCHEDULES[schedule][1]()
+    train(model, callback, watch)
     assert watch.num_changes >= 2
     for mask in watch.masks:
         for entry in mask.entries:
             assert is_whole(entry.trained, structure)
-    if schedule != "gradual":
+    if schedule != "gradual" and structure != (2, 4):  # blocks at edges are smaller
         assert len(set(watch.counts)) == 1
 
 
@@ -628,3 +643,176 @@ def is_whole(trained, structure):
     rows, columns = (range(0, n, step) for n, step in zip(trained.shape, structure, strict=True))
     blocks = [trained[i : i + 2, j : j + 4] for i in rows for j in columns]
     return all(block.all() == block.any() for block in blocks)
+
+
+def trained_by(first):
+    """A model whose starts no seed gives, trained with a callback."""
+    model = with_loaded_weights()
+    watch = Watch(model)
+    kf.freeze(model, X[:8], Y[:8])
+    train(model, first, watch, epochs=1)
+    return model, watch
+
+
+def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
+    model, watch = trained_by(rigl())
+    compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
+    train(model, rigl(), watch, epochs=1)
+    assert watch.num_changes >= 2
+
+
+def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
+    model = with_loaded_weights()
+    kf.freeze(model, X[:8], Y[:8])
+    compiled(model, kf.FreezeOptimizer(sgd(), 0.7))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        watch = Watch(one)
+        train(one, rigl(), watch, epochs=1)
+        assert watch.num_changes
+
+
+def test_values_that_are_set_before_training_are_not_the_starts():
+    model = two_dense_layers()
+    kf.reinitialize(model, seed=1)
+    model = compiled(model, kf.FreezeOptimizer(sgd(), 0.7))
+    watch = Watch(model)
+    kf.freeze(model, X[:8], Y[:8])
+    kf.set_trained(model, kf.get_trained(model) + 1)
+    train(model, rigl(), watch, epochs=1)
+    assert watch.num_changes
+
+
+def test_weights_and_state_that_are_set_back_have_their_own_starts():
+    model = two_dense_layers()
+    kf.reinitialize(model, seed=1)
+    model = compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
+    watch = Watch(model)
+    kf.freeze(model, X[:8], Y[:8])
+    train(model, rigl(), watch, epochs=1)
+    kept = values_of(model.optimizer.variables), model.get_weights()
+    train(model, rigl(), watch, epochs=1)
+    model.optimizer.set_weights(kept[0])
+    model.set_weights(kept[1])
+    train(model, rigl(), watch, epochs=1)
+
+
+def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
+    base = with_loaded_weights()
+
+    def begun():
+        model = two_dense_layers()
+        model.set_weights(base.get_weights())
+        model = compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
+        kf.freeze(model, X[:8], Y[:8])
+        train(model, rigl(), epochs=1)
+        return model
+
+    whole = begun()
+    train(whole, rigl(), epochs=1)
+    kf.save(begun(), tmp_path / "model.freeze", base=base, include_optimizer=True)
+    loaded = kf.load(tmp_path / "model.freeze", base=base)
+    train(loaded, rigl(), epochs=1)
+    assert kf.get_mask(loaded) == kf.get_mask(whole)
+    for one, other in zip(loaded.variables, whole.variables, strict=True):
+        assert same_bits(value_of(one), value_of(other)), one.path
+
+
+def test_a_pruned_model_keeps_its_zeros():
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
+    kf.freeze(model, X[:8], Y[:8])
+    kf.prune(model)
+    with pytest.raises(ValueError, match="frozen_weights='zero'"):
+        train(model, rigl())
+
+
+def test_accumulated_gradients_count_batches():
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.0))
+    watch = Watch(model)
+    kf.freeze(model, X[:8], Y[:8])
+    callback = GradualFreezing(0.0, 0.9, 0, 10, 2, power=1)
+    train(model, callback, watch, epochs=2)  # 6 batches each
+    rates = [mask.freeze_rate for mask in watch.masks]
+    expected = [callback.rate(step - step % 2) for step in range(1, 13)]
+    np.testing.assert_allclose(rates, expected, atol=1 / 36)
+
+
+@pytest.mark.parametrize("schedule", ["gradual", "rigl"])
+def test_one_fit_is_as_good_as_several(schedule):
+    def trained(*numbers):
+        model = compiled(two_dense_layers(), kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
+        rate = 0.0 if schedule == "gradual" else 0.9
+        kf.freeze(model, X[:8], Y[:8], freeze_rate=rate)
+        done = 0
+        for number in numbers:
+            done += number
+            callback = gradual(0.0, 0.97, 1, 15) if schedule == "gradual" else rigl()
+            train(model, callback, epochs=done, initial_epoch=done - number)
+        return model
+
+    whole, parts = trained(4), trained(1, 1, 1, 1)
+    assert kf.get_mask(whole) == kf.get_mask(parts)
+    assert kf.get_mask(whole).num_rescued == kf.get_mask(parts).num_rescued
+    for one, other in zip(parts.variables, whole.variables, strict=True):
+        assert same_bits(value_of(one), value_of(other)), one.path
+
+
+@pytest.mark.parametrize("schedule", ["gradual", "rigl"])
+def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule, tmp_path):
+    rate, make = SCHEDULES[schedule]
+
+    def started():
+        model = compiled(two_dense_layers(), kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
+        kf.freeze(model, X[:8], Y[:8], freeze_rate=rate)
+        return model
+
+    path = str(tmp_path / "{epoch}-{batch}.keras")
+    save = keras.callbacks.ModelCheckpoint(path, save_freq=6)  # which comes before the change
+    whole = started()
+    change = make() if schedule == "gradual" else rigl(6)
+    train(whole, save, change)
+    loaded = keras.models.load_model(tmp_path / "1-6.keras")
+    train(loaded, make() if schedule == "gradual" else rigl(6), epochs=2, initial_epoch=1)
+    assert kf.get_mask(loaded) == kf.get_mask(whole)
+    for one, other in zip(loaded.variables, whole.variables, strict=True):
+        assert same_bits(value_of(one), value_of(other)), one.path
+
+
+def test_a_callback_whose_fit_has_failed_serves_another_model():
+    callback = RegrowTrained(0.5, 2, "random")
+    broken = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
+    with pytest.raises(Exception, match=r"\w"):
+        broken.fit(X, Y[:, None].repeat(7, 1), callbacks=[callback], verbose=0)
+    model = compiled(dense_model(), kf.FreezeOptimizer(sgd(), 0.7))
+    watch = Watch(model)
+    train(model, callback, watch)
+    assert watch.num_changes
+
+
+def test_the_factors_of_adafactor_are_left_alone():
+    inner = keras.optimizers.Adafactor(0.01, epsilon_1=1e-10)
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.5))
+    # As many as the kernel has rows, and columns.
+    kf.freeze(model, mask={"body/kernel": np.arange(48).reshape(6, 8) % 8 == 0})
+    train(model, epochs=1)
+    before = {n: values_of(s) for n, s in slots_of(inner).items() if n in ("_r", "_c")}
+    train(model, RegrowTrained(0.5, 1, "random", begin=12, end=12), epochs=1)
+    assert kf.get_mask(model)["body/kernel"].sum() == 6
+    after = slots_of(inner)
+    for name, values in before.items():
+        for old, new in zip(values, after[name], strict=True):
+            assert old.shape == tuple(new.shape)
+            assert (value_of(new) >= 0).all()
+            assert np.count_nonzero(value_of(new)) == np.count_nonzero(old)
+
+
+def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
+    model, _ = trained_by(rigl())
+    state = model.optimizer.state
+    wrong = {position: values[1:] for position, values in state.trained_starts.values.items()}
+    model.optimizer.set_trained_starts(dataclasses.replace(state.trained_starts, values=wrong))
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="damaged"):
+        keras.models.load_model(tmp_path / "model.keras")
