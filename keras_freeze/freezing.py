@@ -316,8 +316,8 @@ def _check_draws_single_weights(optimizers: Sequence[FreezeOptimizer]) -> None:
     found = [o.structure for o in optimizers if o.structure is not None]
     if found:
         raise ValueError(
-            "Argument `drawn` must be False where a FreezeOptimizer has a `structure`: single "
-            "weights are drawn, and a mask with a structure takes few bytes anyway. "
+            "Argument `drawn` must be False where a FreezeOptimizer has a `structure`: what is "
+            "drawn are single weights. "
             f"Received: drawn=True and structure={found[0]}"
         )
 

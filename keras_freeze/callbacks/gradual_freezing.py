@@ -41,7 +41,8 @@ class GradualFreezing(MaskSchedule):
     Args:
         initial_rate: the freezing rate until step `begin`, in [0, 1].
         final_rate: the rate from step `end` on, from `initial_rate` to 1.
-        begin, end: steps as the optimizer counts them: training that is resumed goes on.
+        begin, end: steps, which are batches as the optimizer counts them, so that training that is
+            resumed goes on.
         frequency: how many steps there are between two changes. Defaults to 100.
         power: of the schedule; 1 is linear. Defaults to 3.
 

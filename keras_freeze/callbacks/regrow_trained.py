@@ -38,23 +38,28 @@ class RegrowTrained(MaskSchedule):
     nearest to their values before training, which they get back bit for bit; with "zero" they are
     the smallest, as published, and become zero. Those with the largest scores by `criterion` join:
     "gradient" is RigL (Evci et al., "Rigging the Lottery", 2020), "random" is SET (Mocanu et al.,
-    2018). They go on from their frozen values, with moments of zero. Moments of the others are
-    kept, and so are counts of steps. The training step is not compiled again; on JAX gradients are
-    therefore not restricted to trained weights until `end`.
+    2018). They go on from their frozen values, with moments as before the first step; one that
+    would leave and join at once just stays. Moments of the others are kept, and so are counts of
+    steps. The training step is not compiled again; on JAX gradients are therefore not restricted
+    to trained weights until `end`.
+
+    With a `structure` of the FreezeOptimizer, whole columns, rows or blocks leave and join, and
+    `fraction` is a share of these. Where blocks do not divide a kernel, they differ in size, and
+    the number of weights with them.
 
     A `.freeze` file holds the last mask alone, and is as small as ever.
 
     Args:
-        fraction: the share of a layer's trained weights that leaves the mask, in (0, 1]; rounded
-            down to whole weights. With an `end` it falls to 0 there along a cosine.
+        fraction: the share of a layer's trained weights that leaves the mask, above 0, at most 1;
+            rounded down to whole weights. With an `end` it falls to 0 there along a cosine.
         frequency: how many steps there are between two changes.
         criterion: what joins: any criterion of a FreezeOptimizer. Defaults to "gradient".
         x, y, sample_weight: training data for the criterion, as in `freeze`. "random" needs none.
-            A dataset is read again for each change.
+            A dataset is read again for each change, so that a generator is refused.
         steps: how many batches of a dataset each change uses. Defaults to 1.
         batch_size: of arrays: each change uses so many examples, the next ones. None: all.
-        begin, end: the first and the last step after which the mask may change, as the optimizer
-            counts them. Defaults to 0 and None, which is never.
+        begin, end: the first and the last step after which the mask may change, in batches as the
+            optimizer counts them. Defaults to 0 and None, which is never.
 
     Raises:
         TypeError, ValueError: for arguments out of range; for a criterion that needs data without

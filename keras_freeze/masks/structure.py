@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_freeze._utils.validation import check_int, check_one_of, type_error, value_error
+from keras_freeze._utils.validation import (
+    check_int,
+    check_one_of,
+    received,
+    type_error,
+    value_error,
+)
 from keras_freeze.masks.selection import rescue_index, select_top
 
 _SCORES = ("mean", "sum")
@@ -127,7 +133,12 @@ def _checked_units(units: Any) -> str | tuple[int, int]:
         raise value_error("structure", units, _ACCEPTED)
     if not isinstance(units, (list, tuple)) or len(units) != 2:
         raise type_error("structure", units, f"None, {_ACCEPTED}, or a Structure")
-    height, width = (check_int("structure", n, minimum=1, end=_LARGEST) for n in units)
+    try:
+        height, width = (check_int("structure", n, minimum=1, end=_LARGEST) for n in units)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"Argument `structure` must be {_ACCEPTED}. {received('structure', units)}"
+        ) from None
     return height, width
 
 

@@ -58,9 +58,9 @@ class FreezeOptimizer(MaskedOptimizer):
             floor((1 - q) |W|) weights of the network are trained, plus one in each layer that would
             have none; `distribution` says in which layers. Defaults to 0.9.
         criterion: which weights are trained: the largest "snip" (|gradient * weight|, equation 1),
-            "magnitude" (|weight|), "smallest_magnitude" (-|weight|), "fisher" (squared gradient,
-            summed over batches), "random", "grasp" (weight * (Hessian * gradient), signed; see
-            `keras_freeze.criteria.GraSP`, which takes settings), "synflow" (see
+            "gradient" (|gradient|), "magnitude" (|weight|), "smallest_magnitude" (-|weight|),
+            "fisher" (squared gradient, summed over batches), "random", "grasp" (weight * (Hessian *
+            gradient), signed; settings: `keras_freeze.criteria.GraSP`), "synflow" (settings:
             `keras_freeze.criteria.SynFlow`), a `keras_freeze.criteria.IterativeSNIP`, `FORCE` or
             other `IterativeCriterion`, or those where a function of weights and gradients (both
             float32, of one variable's shape; made of `keras.ops`) is largest. GraSP and the

@@ -283,8 +283,11 @@ class Header:
 def _settings(value: Any) -> Settings:
     freeze_rate, criterion, frozen_weights, seed, *rest = check_type("settings", value, list)
     distribution, structures = (rest or [GLOBAL])[0], rest[1:]
-    if len(structures) > 1 or structures == [None]:
+    if len(structures) > 1:
         raise FreezeFileError(f"there are {len(structures)} structures")
+    for structure in structures:
+        _, score = check_type("structure", structure, list)
+        check_type("score", score, str)
     rate = check_finite("freeze_rate", freeze_rate)
     if not 0.0 <= rate <= 1.0:
         raise FreezeFileError(f"freeze_rate is {rate}")
