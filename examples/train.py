@@ -18,11 +18,14 @@ from keras_freeze._utils.files import replacing
 _SETTINGS = command_line.define_settings(
     *("dataset", "model", "method", "freeze_rate", "seed", "epochs", "learning_rate", "l2"),
     *("initializer", "reinitializer", "validation_fraction", "steps_per_epoch", "criterion"),
+    *("distribution", "mask", "schedule"),
     dataset="mnist_5k",
     model="lenet_5_caffe",
     method="freezenet",
     freeze_rate=0.99,
     seed=0,
+    distribution="global",
+    mask="computed",
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/train", "The folder to write to.")

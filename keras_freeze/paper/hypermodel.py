@@ -127,6 +127,9 @@ class FreezeHyperModel(keras_tuner.HyperModel):
         **settings: Any,
     ) -> None:
         super().__init__()
+        if settings.get("schedule") is not None:
+            accepted = "None in a search, whose tuner compares epochs with different masks"
+            raise value_error("schedule", settings["schedule"], accepted)
         self._data_dir = data_dir
         self._fixed: dict[str, Any] = {"dataset": dataset, **settings}
         self._choices: dict[str, LogRange | list[Any]] = {

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from keras_freeze.criteria.grasp_criterion import as_grasp
-from keras_freeze.freezing import freeze
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.paper import datasets
 from keras_freeze.paper.datasets.training_batches import training_batches
+from keras_freeze.paper.masking import (
+    GRADUAL,
+    first_epoch_with_last_mask,
+    freeze_network,
+    schedule_callbacks,
+    steps_between_changes,
+)
 from keras_freeze.paper.models import MODELS
 from keras_freeze.paper.training_callbacks import KeepBest, Progress, StopWhenNotFinite
 from keras_freeze.paper.training_result import TrainingResult, WithRun, versions
@@ -60,6 +66,11 @@ class Setup(WithRun):
     validation: "tf.data.Dataset"
     test: "tf.data.Dataset"
 
+    def schedule_callbacks(self) -> list[keras.callbacks.Callback]:
+        """Return the callback that changes the mask while the network is trained, or none."""
+        num_steps = self.run.recipe.epochs * self.steps_per_epoch
+        return schedule_callbacks(self.run, self.batches, num_steps)
+
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
     ) -> TrainingResult:
@@ -70,7 +81,8 @@ class Setup(WithRun):
             verbose: whether to show progress on standard error.
         """
         epochs = self.run.recipe.epochs
-        best, divergence = KeepBest(), StopWhenNotFinite()
+        first = first_epoch_with_last_mask(self.run.schedule, epochs, self.steps_per_epoch)
+        best, divergence = KeepBest(first), StopWhenNotFinite()
         progress = [Progress(epochs, self.steps_per_epoch, best)] if verbose else []
         start = time.perf_counter()
         history = self.network.fit(
@@ -79,7 +91,7 @@ class Setup(WithRun):
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[*callbacks, best, divergence, *progress],
+            callbacks=[*self.schedule_callbacks(), *callbacks, best, divergence, *progress],
         ).history
         seconds = time.perf_counter() - start
         pruning = None
@@ -143,14 +155,19 @@ def prepare_run(run: "Run", data_dir: str | os.PathLike[str] | None = None) -> S
     steps = len(batches())
     optimizer = FreezeOptimizer(
         keras.optimizers.SGD(recipe.schedule(steps), momentum=recipe.momentum),
-        freeze_rate=run.freeze_rate,
+        freeze_rate=0.0 if run.schedule == GRADUAL else run.freeze_rate,
         criterion=run.chosen_criterion,
         frozen_weights=run.frozen_weights,
         l2=recipe.l2,
         seed=run.seed,
+        distribution=run.distribution,
     )
-    _compile(network, optimizer, steps * recipe.epochs, steps)
-    freeze(network, all_batches(), steps=_batches_to_score(run, all_batches()))
+    num_steps = steps * recipe.epochs
+    together = min(steps, _STEPS_PER_EXECUTION)
+    if run.schedule is not None:
+        together = min(together, steps_between_changes(num_steps))
+    _compile(network, optimizer, num_steps, together)
+    freeze_network(run, network, all_batches(), _batches_to_score(run, all_batches()))
     if keras.backend.backend() != "tensorflow":
         _build_metrics(network, all_batches())
     if run.reinitializer is not None:
@@ -173,7 +190,7 @@ def _batches_to_score(run: "Run", data: "tf.data.Dataset") -> int:
 
 
 def _compile(
-    network: keras.Model, optimizer: FreezeOptimizer, num_steps: int, steps_per_epoch: int
+    network: keras.Model, optimizer: FreezeOptimizer, num_steps: int, steps_per_execution: int
 ) -> None:
     is_small = network.count_params() < _SMALL_NETWORK
     is_merged = is_small and keras.backend.backend() != "torch"  # which runs one step at a time
@@ -185,7 +202,7 @@ def _compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        steps_per_execution=min(steps_per_epoch, _STEPS_PER_EXECUTION) if is_merged else 1,
+        steps_per_execution=steps_per_execution if is_merged else 1,
         jit_compile=True if is_merged and is_long and not has_convolutions else "auto",
     )
 

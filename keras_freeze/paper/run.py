@@ -10,10 +10,11 @@ from typing import Any
 import keras
 
 from keras_freeze._utils.text import jsonable
-from keras_freeze._utils.validation import check_int, check_one_of, type_error
+from keras_freeze._utils.validation import check_int, check_one_of, type_error, value_error
 from keras_freeze.criteria.criteria import Criterion, check_criterion
 from keras_freeze.initializers import INITIALIZERS
 from keras_freeze.masks.selection import check_freeze_rate
+from keras_freeze.paper.masking import DISTRIBUTIONS, GRADUAL, MASKS, SCHEDULES
 from keras_freeze.paper.measures import MEASURES
 from keras_freeze.paper.models import MODELS
 from keras_freeze.paper.recipes import METHODS, Recipe, recipe_for
@@ -50,9 +51,21 @@ class Run:
         criterion: criterion that chooses the trained weights, instead of the method's; see
             `keras_freeze.FreezeOptimizer`. A function can be trained with, but its results cannot
             be written to a file.
+        distribution: where the freezing rate applies: "global", "uniform" or "erk"; see
+            `keras_freeze.FreezeOptimizer`.
+        mask: how the mask comes about: "computed" by the criterion; "drawn" with the rates of its
+            rows and columns, as `keras_freeze.freeze(drawn=True)` does; or "shuffled", computed
+            and then permuted at random within each variable.
+        schedule: how the mask changes in training, 50 times per training at most. "gradual" trains
+            all weights at first and freezes ever more until half of the steps are made
+            (`keras_freeze.callbacks.GradualFreezing`); the criterion is not used. "rigl" and "set"
+            exchange a part of the trained weights for others, chosen by their gradients or at
+            random, until three quarters are made (`keras_freeze.callbacks.RegrowTrained`). Only an
+            epoch that ends with the last mask can be the best. None: the mask does not change.
 
     Raises:
-        ValueError, TypeError: for unknown names and numbers out of range. A network that does not
+        ValueError, TypeError: for unknown names, numbers out of range and settings that exclude
+            each other. A network that does not
             fit the images is detected when the run is executed.
 
     Example:
@@ -74,6 +87,9 @@ class Run:
     validation_fraction: float | None = None
     steps_per_epoch: int | None = None
     criterion: str | Criterion | None = None
+    distribution: str = "global"
+    mask: str = "computed"
+    schedule: str | None = None
 
     def __post_init__(self) -> None:
         check_one_of("measure", self.measure, MEASURES)
@@ -82,6 +98,8 @@ class Run:
             check_one_of("reinitializer", self.reinitializer, INITIALIZERS)
         if self.criterion is not None:
             check_criterion(self.criterion)
+        check_one_of("distribution", self.distribution, DISTRIBUTIONS)
+        check_one_of("mask", self.mask, MASKS)
         rate = check_freeze_rate(self.freeze_rate)
         only_rate = METHODS[check_one_of("method", self.method, METHODS)].freeze_rate
         steps = self.steps_per_epoch
@@ -93,6 +111,20 @@ class Run:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+        if self.schedule is not None:
+            self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        check_one_of("schedule", self.schedule, SCHEDULES)
+        if self.frozen_weights == "decay":
+            accepted = "None with a method whose frozen weights decay"
+        elif self.measure in ("gradient_flow", "costs"):
+            accepted = f"None with measure={self.measure!r}, which does not train"
+        elif self.schedule == GRADUAL and self.mask != "computed":
+            accepted = f"'rigl', 'set' or None with mask={self.mask!r}"
+        else:
+            return
+        raise value_error("schedule", self.schedule, accepted)
 
     @property
     def recipe(self) -> Recipe:
@@ -121,6 +153,12 @@ class Run:
         ]
         if self.criterion is not None:
             parts.append(f"criterion {self.criterion}")
+        if self.distribution != "global":
+            parts.append(f"{self.distribution} distribution")
+        if self.mask != "computed":
+            parts.append(f"{self.mask} mask")
+        if self.schedule is not None:
+            parts.append(f"{self.schedule} schedule")
         if self.reinitializer is not None:
             parts.append(f"re-initialized by {self.reinitializer}")
         if self.steps_per_epoch is not None:

@@ -53,7 +53,8 @@ def train(
         verbose: whether to show progress on standard error.
         **settings: the other settings of `keras_freeze.runs.Run`: `seed` (defaults to 0),
             `epochs`, `learning_rate`, `l2`, `initializer` and `validation_fraction` (default to
-            the data set's recipe), `criterion` (defaults to the method's), `reinitializer` and
+            the data set's recipe), `criterion` (defaults to the method's), `distribution` and
+            `mask` (default to "global" and "computed"), `schedule`, `reinitializer` and
             `steps_per_epoch` (default to None).
 
     Returns:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.text import duration
@@ -15,22 +16,35 @@ _clock = time.monotonic  # under this name so that tests can replace it
 
 
 class KeepBest(keras.callbacks.Callback):
-    """Restores the weights and the optimizer state of the first best validation epoch."""
+    """Restores the weights and the optimizer state of the first best validation epoch.
 
-    def __init__(self) -> None:
+    Args:
+        first_epoch: the first epoch, from 1, that counts: those before may have another mask. If
+            none counts, the model is left as it is, or as it was at first if all would count.
+    """
+
+    def __init__(self, first_epoch: int = 1) -> None:
         super().__init__()
+        self._first_epoch = first_epoch
+        self._weights: list[np.ndarray] | None = None
         self.epoch = 0
         self.accuracy = -math.inf
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._keep()  # in case no epoch has a finite loss
+        self._weights = None
+        if self._first_epoch == 1:
+            self._keep()  # in case no epoch has a finite loss
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch + 1 < self._first_epoch:
+            return
         if math.isfinite(logs["val_loss"]) and logs["val_accuracy"] > self.accuracy:
             self.epoch, self.accuracy = epoch + 1, logs["val_accuracy"]
             self._keep()
 
     def on_train_end(self, logs: Any = None) -> None:
+        if self._weights is None:
+            return
         self.model.set_weights(self._weights)
         # FreezeNet-WD's frozen weights and the factor that they have shrunk by belong together.
         self.model.optimizer.set_weights(self._state)

@@ -61,7 +61,9 @@ class TrainingResult(WithRun):
         history: "loss", "accuracy", "val_loss" and "val_accuracy" after each epoch, and what
             callbacks logged.
         best_epoch: the epoch with the best validation accuracy, from 1; the first of several. 0 if
-            no epoch had a finite validation loss: the weights are then the initial ones.
+            no epoch had a finite validation loss: the weights are then the initial ones. Where the
+            mask changes in training, only an epoch that ends with the last mask counts, and
+            without one the weights are those of the end.
         validation_accuracy, validation_loss: of that epoch; None if it is 0.
         test_accuracy, test_loss: of its weights on the test set, which decided nothing.
         pruning: for FreezeNet-WD, the test set's metrics before and after its frozen weights are
@@ -93,7 +95,7 @@ class TrainingResult(WithRun):
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("run", "model")
         }
         names = ["dataset", "method", "criterion", "frozen_weights"]
-        names += ["freeze_rate", "seed", "reinitializer"]
+        names += ["freeze_rate", "seed", "reinitializer", "distribution", "mask", "schedule"]
         return jsonable(
             {
                 **{name: getattr(self, name) for name in names},
@@ -114,6 +116,8 @@ class TrainingResult(WithRun):
                 f"({self.validation_accuracy:.2%}); {duration(self.seconds)} of training"
                 if self.best_epoch
                 else "the start, since no epoch had a finite loss"
+                if self.run.schedule is None
+                else "the end, since no epoch with the last mask had a finite loss"
             )
         ]
         if self.diverged_epoch is not None:

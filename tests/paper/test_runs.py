@@ -60,6 +60,9 @@ def test_labels_of_different_runs_differ():
         "validation_fraction": 0.2,
         "steps_per_epoch": 3,
         "criterion": "magnitude",
+        "distribution": "erk",
+        "mask": "shuffled",
+        "schedule": "rigl",
     }
     labels = {Run(**{**RUN.__dict__, name: value}).label for name, value in others.items()}
     assert len(labels | {RUN.label}) == len(RUN.__dict__) + 1
@@ -84,11 +87,39 @@ def test_labels_of_different_runs_differ():
         ("validation_fraction", 1.0, ValueError),
         ("steps_per_epoch", 0, ValueError),
         ("steps_per_epoch", 1.5, TypeError),
+        ("distribution", "er", ValueError),
+        ("mask", "random", ValueError),
+        ("schedule", "snfs", ValueError),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value(setting, value, error):
     with pytest.raises(error, match=f"{setting}.*Received.*{value!r}"):
         Run(**{**RUN.__dict__, setting: value})
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"method": "freezenet-wd", "schedule": "rigl"}, "frozen weights decay"),
+        ({"measure": "costs", "schedule": "set"}, "measure='costs', which does not train"),
+        ({"measure": "gradient_flow", "schedule": "rigl"}, "which does not train"),
+        ({"mask": "drawn", "schedule": "gradual"}, "'rigl', 'set' or None with mask='drawn'"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_named(others, reason):
+    with pytest.raises(ValueError, match=f"`schedule` must be .*{reason}.*Received: schedule="):
+        Run(**{**RUN.__dict__, **others})
+
+
+def test_records_and_labels_are_valid_that_do_not_know_how_the_mask_comes_about():
+    record = record_of(RUN)
+    record["run"] = {
+        name: value
+        for name, value in record["run"].items()
+        if name not in ("distribution", "mask", "schedule")
+    }
+    assert Run.from_record(record) == RUN
+    assert RUN.label == "lenet_300_100 on mnist_5k, freezenet, q = 0.99, seed 0"
 
 
 @pytest.mark.parametrize("measure", MEASURES)

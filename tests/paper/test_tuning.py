@@ -565,6 +565,7 @@ def test_a_network_that_was_built_before_another_is_trained_on_its_own_data():
         ({"freeze_rates": ()}, r"`freeze_rates` must be .*Received: freeze_rates=\(\)"),
         ({"learning_rates": (0.1, -1.0)}, "Received: learning_rate=-1.0"),
         ({"epochs": 0}, "Received: epochs=0"),
+        ({"schedule": "rigl"}, "`schedule` must be None in a search.*Received: schedule='rigl'"),
     ],
 )
 def test_bad_arguments_are_named_when_a_hypermodel_is_made(arguments, message):
