@@ -36,6 +36,12 @@ SOURCES = [
     *("Table 1", "Table 2", "Table 3", "Table 4"),
 ]
 
+BEYOND = [
+    f"{model}_{name}"
+    for model in ("lenet300", "lenet5")
+    for name in ("distributions_and_criteria", "shuffled_masks", "moving_masks")
+]
+
 # Table 3 as printed, by method and rate: CIFAR-10, its deviation, CIFAR-100, its deviation.
 TABLE_3 = {
     "baseline": {0.0: (93.0, 0.1, 71.6, 0.6)},
@@ -145,13 +151,18 @@ def tables_in(text):
 
 
 def test_registry_holds_each_figure_and_table_with_data_once():
-    assert sorted(e.source for e in EXPERIMENTS.values()) == sorted(SOURCES)
+    of_paper = [e.source for e in EXPERIMENTS.values() if e.is_of_paper]
+    assert sorted(of_paper) == sorted(SOURCES)
 
 
-def test_names_titles_and_series_tell_experiments_apart():
+def test_registry_holds_what_the_paper_does_not_have():
+    assert [e.name for e in EXPERIMENTS.values() if not e.is_of_paper] == BEYOND
+
+
+def test_names_headings_and_series_tell_experiments_apart():
     assert [e.name for e in EXPERIMENTS.values()] == list(EXPERIMENTS)
-    titles = [e.title for e in EXPERIMENTS.values()]
-    assert len(set(titles)) == len(titles)
+    headings = [e.heading for e in EXPERIMENTS.values()]
+    assert len(set(headings)) == len(headings)
     for experiment in EXPERIMENTS.values():
         assert experiment.statement.endswith(".")
         labels = [s.label for s in experiment.series]
@@ -171,9 +182,12 @@ def test_each_label_says_which_run_it_is():
         ("resnet34_tiny_imagenet", 3, 6, 3),
         ("vgg16_gradient_flow", 3, 7, 10),
         ("lenet5_pruning_methods", 2 + 9 * 3, 1, 5),
+        ("lenet300_distributions_and_criteria", 4 * 3, 3, 3),
+        ("lenet5_shuffled_masks", 7, 3, 3),
+        ("lenet300_moving_masks", 5, 2, 3),
     ],
 )
-def test_grids_have_the_papers_seeds(name, series, rates, seeds):
+def test_grids_have_their_seeds(name, series, rates, seeds):
     with_baseline = any(s.label == "baseline" for s in EXPERIMENTS[name].series)
     runs = EXPERIMENTS[name].runs
     assert len(runs) == seeds * (series * rates + with_baseline)
@@ -192,6 +206,27 @@ def test_grasp_is_searched_as_in_the_supplement():
     splits = [1 / 10, 1 / 20, 1 / 4]  # 9/1, 19/1, 3/1
     assert combinations == {(rate, split): 5 for rate in rates for split in splits}
     assert list(LEARNING_RATES) == rates
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_beyond_the_paper_there_is_a_question_and_no_number_of_the_paper(name):
+    experiment = EXPERIMENTS[name]
+    text = markdown(experiment, Results("no results"))
+    assert text.startswith(f"## Beyond the paper: {experiment.title} (LeNet-")
+    assert f"The question: {experiment.statement}\n" in text
+    assert "The paper's statement" not in text
+    assert experiment.paper == {}
+
+
+def test_moving_masks_are_each_schedule_beside_the_mask_that_stays():
+    runs = EXPERIMENTS["lenet300_moving_masks"].runs
+    assert {(run.method, run.schedule, run.distribution) for run in runs} == {
+        ("freezenet", None, "global"),
+        ("freezenet", "gradual", "global"),
+        ("freezenet", "rigl", "global"),
+        ("freezenet", "set", "global"),
+        ("random", "rigl", "erk"),
+    }
 
 
 def test_capacity_is_trained_without_weight_decay_and_shows_the_last_epoch():

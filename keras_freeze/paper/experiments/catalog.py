@@ -1,4 +1,4 @@
-"""Every figure and table of the paper that holds data, by name.
+"""Every figure and table of the paper that holds data, and what goes beyond it, by name.
 
 Where the paper gives its freezing rates or seeds, they are these; where it only draws them, rates
 of the same range.
@@ -7,6 +7,7 @@ of the same range.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from keras_freeze.paper.experiments import beyond
 from keras_freeze.paper.experiments.experiment import Experiment, Series
 from keras_freeze.paper.recipes import LEARNING_RATES
 
@@ -121,7 +122,7 @@ REPORTED = {
 }
 """Table 4 as printed: per cent of the parameters that are trained, and test accuracy."""
 
-_ALL = (
+_OF_THE_PAPER = (
     Experiment(
         "lenet300_rates",
         "Figure 2, left",
@@ -385,5 +386,7 @@ _ALL = (
     ),
 )
 
-EXPERIMENTS: Mapping[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
+EXPERIMENTS: Mapping[str, Experiment] = {
+    experiment.name: experiment for experiment in (*_OF_THE_PAPER, *beyond.EXPERIMENTS)
+}
 """The experiments by name."""

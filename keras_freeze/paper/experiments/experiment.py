@@ -11,6 +11,9 @@ from keras_freeze.paper.recipes import recipe_for
 from keras_freeze.paper.run import SETTINGS, Run
 from keras_freeze.paper.titles import title_of
 
+BEYOND = "Beyond the paper"
+"""The source of experiments that the paper does not have."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -29,13 +32,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of the paper.
+    """One figure or table of the paper, or one that it does not have.
 
     Attributes:
         name: its name on the command line.
-        source: its number in the paper.
+        source: its number in the paper, or `BEYOND`.
         title: its subject, in a few words.
-        statement: what the paper says that it shows.
+        statement: what the paper says that it shows; beyond the paper, what it is to tell.
         dataset, model: what all runs share, as `keras_freeze.runs.Run` takes them, unless a series
             says otherwise.
         series: the curves or columns.
@@ -46,7 +49,7 @@ class Experiment:
         settings: other settings of `Run` that all runs share, by name.
         paper: the paper's numbers, mean and standard deviation (or None), by label and rate, in
             the unit that the quantity is shown in.
-        changes: what was changed of the paper's experiment, in words.
+        changes: what was changed of it, in words.
     """
 
     name: str
@@ -71,6 +74,11 @@ class Experiment:
         if not self.compares_datasets:
             network = f"{network} on {title_of(self.dataset)}"
         return f"{self.source}: {self.title} ({network})"
+
+    @property
+    def is_of_paper(self) -> bool:
+        """Whether the paper has it."""
+        return self.source != BEYOND
 
     @property
     def compares_datasets(self) -> bool:

@@ -60,7 +60,8 @@ def plot_experiment(experiment: Experiment, results: Results) -> "Figure":
     figure, note = view.draw(experiment, results)
     notes = [note, RATES_NOTE]
     if experiment.changes:
-        notes.append(f"Changed of the paper's experiment: {'; '.join(experiment.changes)}.")
+        whose = "the paper's" if experiment.is_of_paper else "the full"
+        notes.append(f"Changed of {whose} experiment: {'; '.join(experiment.changes)}.")
     if finished < len(runs):
         notes.append(f"Not complete: {finished} of {len(runs)} runs.")
     _add_texts(figure, experiment.heading, notes)

@@ -32,8 +32,8 @@ def markdown(
             no figure.
 
     Returns:
-        Heading, the paper's statement, what was changed, the tables, how many of the runs are
-        finished, and the versions used. It ends with a newline.
+        Heading, the paper's statement or the question, what was changed, the tables, how many of
+        the runs are finished, and the versions used. It ends with a newline.
 
     Example:
 
@@ -41,9 +41,10 @@ def markdown(
     print(markdown(EXPERIMENTS["lenet5_sizes"], Results("runs/reproduce/results.jsonl")))
     ```
     """
+    heading = "The paper's statement" if experiment.is_of_paper else "The question"
     blocks = [
         f"## {experiment.heading}",
-        f"The paper's statement: {experiment.statement}",
+        f"{heading}: {experiment.statement}",
         f"Changed here: {'; '.join(experiment.changes) or 'nothing'}.",
         RATES_NOTE,
         *([] if figure is None else [f"![{experiment.title}]({figure})"]),
