@@ -12,7 +12,7 @@ import pytest
 import keras_freeze as kf
 from keras_freeze._utils.files import replacing
 from keras_freeze.criteria.grasp_criterion import GraSP
-from keras_freeze.paper import datasets, preparation, training, training_callbacks
+from keras_freeze.paper import datasets, masking, preparation, training, training_callbacks
 from keras_freeze.paper.datasets.training_batches import batches_in_memory
 from keras_freeze.paper.training import METHODS, recipe_for, train
 
@@ -373,12 +373,12 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
 def test_grasp_scores_ten_images_of_each_class_however_short_the_passes(monkeypatch):
     seen = []
 
-    def recorded(model, dataset, *, steps):
+    def recorded(model, dataset, *, steps, drawn):
         labels = np.concatenate([y for _, y in dataset.take(steps).as_numpy_iterator()])
         seen.append(np.bincount(labels, minlength=10))
         return kf.freeze(model, dataset, steps=steps)
 
-    monkeypatch.setattr(preparation, "freeze", recorded)
+    monkeypatch.setattr(masking, "freeze", recorded)
     setup = training.prepare("mnist_5k", "lenet_300_100", "grasp", 0.99, steps_per_epoch=1)
     assert seen[0].min() >= 10
     assert setup.steps_per_epoch == 1
