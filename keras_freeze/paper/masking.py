@@ -25,10 +25,7 @@ MASKS = ("computed", "drawn", "shuffled")
 
 GRADUAL = "gradual"
 
-# By name: the share of the training steps after which the mask stays as it is.
-_ENDS = {GRADUAL: 1 / 2, "rigl": 3 / 4, "set": 3 / 4}
-
-SCHEDULES = tuple(_ENDS)
+SCHEDULES = (GRADUAL, "rigl", "set")
 """How the mask of a run can change in training."""
 
 _CHANGES = 50  # in as many parts the steps of a training are divided by changes of the mask
@@ -72,18 +69,19 @@ def shuffled(mask: FreezeMask, seed: int) -> FreezeMask:
 
 
 def schedule_callbacks(
-    run: "Run", batches: "Callable[[], tf.data.Dataset]", num_steps: int
+    run: "Run", batches: "Callable[[], tf.data.Dataset]", steps_per_epoch: int
 ) -> list[keras.callbacks.Callback]:
     """Return the callback that changes the mask of a run while it is trained, or none.
 
     Args:
         run: the settings.
         batches: a function that returns the training batches.
-        num_steps: how many steps the training has.
+        steps_per_epoch: how many steps an epoch has.
     """
     if run.schedule is None:
         return []
-    end, frequency = _end(run.schedule, num_steps), steps_between_changes(num_steps)
+    end = _end(run, steps_per_epoch)
+    frequency = steps_between_changes(run.recipe.epochs * steps_per_epoch)
     if run.schedule == GRADUAL:
         return [GradualFreezing(0.0, run.freeze_rate, 0, end, frequency)]
     if run.schedule == "set":
@@ -105,12 +103,17 @@ def steps_between_changes(num_steps: int) -> int:
     return max(1, num_steps // _CHANGES)
 
 
-def first_epoch_with_last_mask(schedule: str | None, epochs: int, steps_per_epoch: int) -> int:
+def first_epoch_with_last_mask(run: "Run", steps_per_epoch: int) -> int:
     """Return the first epoch, from 1, at whose end the mask is that of the end of training."""
-    if schedule is None:
+    if run.schedule is None:
         return 1
-    return max(1, math.ceil(_end(schedule, epochs * steps_per_epoch) / steps_per_epoch))
+    return max(1, math.ceil(_end(run, steps_per_epoch) / steps_per_epoch))
 
 
-def _end(schedule: str, num_steps: int) -> int:
-    return math.floor(_ENDS[schedule] * num_steps)
+def _end(run: "Run", steps_per_epoch: int) -> int:
+    """Return the step after which the mask changes for the last time."""
+    num_steps = run.recipe.epochs * steps_per_epoch
+    if run.schedule == GRADUAL:
+        # What is still frozen at a lower learning rate can hardly be made up for.
+        return min([num_steps // 2, *run.recipe.drop_steps(steps_per_epoch)])
+    return num_steps * 3 // 4

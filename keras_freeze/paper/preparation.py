@@ -68,8 +68,7 @@ class Setup(WithRun):
 
     def schedule_callbacks(self) -> list[keras.callbacks.Callback]:
         """Return the callback that changes the mask while the network is trained, or none."""
-        num_steps = self.run.recipe.epochs * self.steps_per_epoch
-        return schedule_callbacks(self.run, self.batches, num_steps)
+        return schedule_callbacks(self.run, self.batches, self.steps_per_epoch)
 
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
@@ -81,7 +80,7 @@ class Setup(WithRun):
             verbose: whether to show progress on standard error.
         """
         epochs = self.run.recipe.epochs
-        first = first_epoch_with_last_mask(self.run.schedule, epochs, self.steps_per_epoch)
+        first = first_epoch_with_last_mask(self.run, self.steps_per_epoch)
         best, divergence = KeepBest(first), StopWhenNotFinite()
         progress = [Progress(epochs, self.steps_per_epoch, best)] if verbose else []
         start = time.perf_counter()

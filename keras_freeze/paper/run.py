@@ -57,11 +57,12 @@ class Run:
             rows and columns, as `keras_freeze.freeze(drawn=True)` does; or "shuffled", computed
             and then permuted at random within each variable.
         schedule: how the mask changes in training, 50 times per training at most. "gradual" trains
-            all weights at first and freezes ever more until half of the steps are made
-            (`keras_freeze.callbacks.GradualFreezing`); the criterion is not used. "rigl" and "set"
-            exchange a part of the trained weights for others, chosen by their gradients or at
-            random, until three quarters are made (`keras_freeze.callbacks.RegrowTrained`). Only an
-            epoch that ends with the last mask can be the best. None: the mask does not change.
+            all weights at first and freezes ever more until the learning rate drops or half of the
+            steps are made (`keras_freeze.callbacks.GradualFreezing`); the criterion is not used.
+            "rigl" and "set" exchange a part of the trained weights for others, chosen by their
+            gradients or at random, until three quarters of the steps are made
+            (`keras_freeze.callbacks.RegrowTrained`). Only an epoch that ends with the last mask
+            can be the best. None: the mask does not change.
 
     Raises:
         ValueError, TypeError: for unknown names, numbers out of range and settings that exclude

@@ -9,6 +9,7 @@ import pytest
 import keras_freeze as kf
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.paper.masking import SCHEDULES, first_epoch_with_last_mask, shuffled
+from keras_freeze.paper.run import Run
 from keras_freeze.paper.training import prepare, train
 from keras_freeze.paper.training_callbacks import KeepBest
 
@@ -162,18 +163,20 @@ def test_a_run_with_a_schedule_may_diverge(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "epochs", "first"),
+    ("schedule", "epochs", "steps_per_epoch", "first"),
     [
-        (None, 10, 1),
-        ("gradual", 10, 5),
-        ("gradual", 5, 3),
-        ("rigl", 4, 3),
-        ("set", 10, 8),
-        ("set", 1, 1),
+        (None, 10, 540, 1),
+        ("gradual", 10, 540, 2),  # the learning rate drops after 1,000 steps
+        ("gradual", 250, 540, 47),  # after 25,000
+        ("gradual", 250, 10, 125),  # never
+        ("rigl", 4, 540, 3),
+        ("set", 10, 540, 8),
+        ("set", 1, 540, 1),
     ],
 )
-def test_the_best_epoch_has_the_last_mask(schedule, epochs, first):
-    assert first_epoch_with_last_mask(schedule, epochs, steps_per_epoch=540) == first
+def test_the_best_epoch_has_the_last_mask(schedule, epochs, steps_per_epoch, first):
+    run = Run("mnist", "lenet_300_100", "freezenet", 0.9, epochs=epochs, schedule=schedule)
+    assert first_epoch_with_last_mask(run, steps_per_epoch) == first
 
 
 def test_epochs_before_the_first_that_counts_are_not_kept():
