@@ -36,7 +36,7 @@ _EXPERIMENT = flags.DEFINE_list(
 )
 _LIST = flags.DEFINE_bool("list", False, "Only list the experiments and the work they are.")
 _CHANGES = command_line.define_settings("dataset", "model", "epochs", "steps_per_epoch")
-_SEEDS = flags.DEFINE_integer("seeds", None, "How many seeds. Default: the paper's number.")
+_SEEDS = flags.DEFINE_integer("seeds", None, "How many seeds. Default: the experiment's number.")
 _RATES = flags.DEFINE_list("rates", None, "Freezing rates instead of the experiment's.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/reproduce", "The folder to write to.")

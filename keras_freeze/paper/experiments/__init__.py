@@ -1,4 +1,4 @@
-"""Every figure and table of the paper, by name: its runs, their results, and what they show."""
+"""Every figure and table of the paper, and what goes beyond it, by name: runs and results."""
 
 from keras_freeze.paper.experiments.catalog import EXPERIMENTS
 from keras_freeze.paper.experiments.experiment import Experiment, Series
