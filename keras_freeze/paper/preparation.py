@@ -66,10 +66,6 @@ class Setup(WithRun):
     validation: "tf.data.Dataset"
     test: "tf.data.Dataset"
 
-    def schedule_callbacks(self) -> list[keras.callbacks.Callback]:
-        """Return the callback that changes the mask while the network is trained, or none."""
-        return schedule_callbacks(self.run, self.batches, self.steps_per_epoch)
-
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
     ) -> TrainingResult:
@@ -82,6 +78,7 @@ class Setup(WithRun):
         epochs = self.run.recipe.epochs
         first = first_epoch_with_last_mask(self.run, self.steps_per_epoch)
         best, divergence = KeepBest(first), StopWhenNotFinite()
+        schedule = schedule_callbacks(self.run, self.batches, self.steps_per_epoch)
         progress = [Progress(epochs, self.steps_per_epoch, best)] if verbose else []
         start = time.perf_counter()
         history = self.network.fit(
@@ -90,7 +87,7 @@ class Setup(WithRun):
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[*self.schedule_callbacks(), *callbacks, best, divergence, *progress],
+            callbacks=[*schedule, *callbacks, best, divergence, *progress],
         ).history
         seconds = time.perf_counter() - start
         pruning = None
