@@ -26,6 +26,7 @@ CASES = [
     for way in WAYS
     for inner, frozen in (("sgd", "keep"), ("sgd", "zero"), ("sgd", "decay"), ("adamw", "keep"))
 ]
+MOVING = ("moving", "sgd", "keep")
 
 
 def model_after_training(way, inner, frozen):
@@ -40,9 +41,11 @@ def model_after_training(way, inner, frozen):
     model.compile(optimizer=optimizer, loss=crossentropy())
     x, y = blobs()
     before = values_of(model.trainable_variables)
-    if way == "freeze":
+    if way != "first_batch":
         kf.freeze(model, x[:BATCH], y[:BATCH])
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    regrow = kf.callbacks.RegrowTrained(0.5, 1, x=x, y=y, batch_size=BATCH, end=3)
+    callbacks = [regrow] if way == "moving" else []
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
     return model, before
 
 
@@ -66,7 +69,7 @@ def main(kind, path):
     """Trains every case on two devices and writes what comes of it."""
     set_distribution(kind)
     results = {}
-    for case in CASES:
+    for case in [*CASES, MOVING]:
         model, _ = model_after_training(*case)
         kernel = model.layers[0].kernel.value
         parts = {shard.data.shape for shard in kernel.addressable_shards}
@@ -89,7 +92,7 @@ def on_two_devices(request, tmp_path_factory):
         return dict(results)
 
 
-@pytest.mark.parametrize(("way", "inner", "frozen"), CASES)
+@pytest.mark.parametrize(("way", "inner", "frozen"), [*CASES, MOVING])
 def test_two_devices_train_as_one(way, inner, frozen, on_two_devices):
     model, before = model_after_training(way, inner, frozen)
     prefix = f"{way}-{inner}-{frozen}-"

@@ -76,24 +76,25 @@ def compiled(strategy, make_model=network, inner=sgd, outer=lambda o: o, eager=F
     return model
 
 
-def fit(model, x=None, y=None, epochs=2):
+def fit(model, x=None, y=None, epochs=2, callback=None):
     """Batches of which each device gets a half; two of them are an epoch."""
     x, y = blobs(2 * BATCH) if x is None else (x, y)
-    model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0)
+    callbacks = [] if callback is None else [callback(x, y)]
+    model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
 
 
 def first_batch():
     return tuple(array[:BATCH] for array in blobs(2 * BATCH))
 
 
-def train(strategy, way, data=(), **arguments):
+def train(strategy, way, data=(), callback=None, **arguments):
     """A model after four steps, and its weights before."""
     model = compiled(strategy, **arguments)
     x, y = data or blobs(2 * BATCH)
     start = values_of(model.trainable_variables)
     if way == "freeze":
         kf.freeze(model, x[:BATCH], y[:BATCH])
-    fit(model, x, y)
+    fit(model, x, y, callback=callback)
     return model, start
 
 
@@ -142,7 +143,14 @@ def momentum():
     return sgd(momentum=0.9)
 
 
+def moving(x, y):
+    """Changes the mask after two steps of four: what is trained in the end has moved."""
+    return kf.callbacks.RegrowTrained(0.8, 1, x=x, y=y, batch_size=BATCH, begin=1, end=3)
+
+
 TRAINED = {
+    "moving mask, freeze": ("freeze", {"inner": momentum, "callback": moving}),
+    "moving mask, first batch": ("first", {"inner": momentum, "callback": moving}),
     "keep, freeze": ("freeze", {"inner": momentum, "l2": 0.1}),
     "keep, first batch": ("first", {"inner": momentum, "l2": 0.1}),
     "zero, freeze": ("freeze", {"inner": momentum, "frozen_weights": "zero"}),
@@ -502,7 +510,7 @@ def files(folder="."):
 
 
 # The others are exhaustive.
-FIRST = ("keep, freeze", "restricted_gradients", "custom_loop")
+FIRST = ("keep, freeze", "moving mask, freeze", "restricted_gradients", "custom_loop")
 
 
 def main():
