@@ -16,7 +16,7 @@ from keras_freeze.computed_masks import scores_of_train_step
 from keras_freeze.criteria.scoring import scores_of_loss
 from keras_freeze.gradients.data import Batches, is_dataset, preprocessed
 from keras_freeze.gradients.train_step import has_own_train_step
-from keras_freeze.masks.changing import join_at_random, join_largest, leave
+from keras_freeze.masks.changing import has_diverged, join_at_random, join_largest, leave
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.ranked import random_scores
 from keras_freeze.model_state import ModelOptimizers
@@ -46,6 +46,8 @@ class RegrowTrained(MaskSchedule):
     With a `structure` of the FreezeOptimizer, whole columns, rows or blocks leave and join, and
     `fraction` is a share of these. Where blocks do not divide a kernel, they differ in size, and
     the number of weights with them.
+
+    The mask of a network with weights that are NaN or infinite stays as it is.
 
     A `.freeze` file holds the last mask alone, and is as small as ever.
 
@@ -128,6 +130,8 @@ class RegrowTrained(MaskSchedule):
         for entry in weights_in(mask):
             if not entry.trained.all():
                 distance = distances_to_frozen(optimizer, entry)
+                if has_diverged(distance):
+                    return  # there are no gradients to go by
                 stays, number = leave(entry.trained, distance, fraction, structure)
                 if number:
                     moved.append((entry, stays, number))

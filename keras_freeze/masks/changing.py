@@ -23,6 +23,11 @@ def distances(values: np.ndarray, frozen_values: np.ndarray) -> np.ndarray:
     return np.nan_to_num(difference, nan=_LARGEST, posinf=_LARGEST)
 
 
+def has_diverged(distance: np.ndarray) -> bool:
+    """Return whether some of these `distances` are of values that are not finite."""
+    return bool((distance == _LARGEST).any())
+
+
 def keep_largest(
     scores: Sequence[np.ndarray],
     trained: Sequence[np.ndarray],

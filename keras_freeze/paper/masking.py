@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -85,17 +85,9 @@ def schedule_callbacks(
     if run.schedule == GRADUAL:
         return [GradualFreezing(0.0, run.freeze_rate, 0, end, frequency)]
     if run.schedule == "set":
-        return [_Regrow(_REGROWN, frequency, "random", end=end)]
+        return [RegrowTrained(_REGROWN, frequency, "random", end=end)]
     # The first batch of the data is another one on each pass.
-    return [_Regrow(_REGROWN, frequency, "gradient", x=batches(), end=end)]
-
-
-class _Regrow(RegrowTrained):
-    """Leaves the mask as it is once the loss is not finite, which has no gradients to go by."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if math.isfinite(logs["loss"]):
-            super().on_train_batch_end(batch, logs)
+    return [RegrowTrained(_REGROWN, frequency, "gradient", x=batches(), end=end)]
 
 
 def steps_between_changes(num_steps: int) -> int:

@@ -742,6 +742,15 @@ def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
 
 
 @same_on_all
+@pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
+def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(float("inf")), 0.5))
+    kf.freeze(model, X[:8], Y[:8], freeze_rate=SCHEDULES[schedule][0] and 0.5)
+    train(model, SCHEDULES[schedule][1]())
+    assert not all(np.isfinite(value).all() for value in values_of(model.variables))
+
+
+@same_on_all
 def test_a_pruned_model_keeps_its_zeros():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])
