@@ -212,7 +212,7 @@ class MaskedOptimizer(DelegatingOptimizer):
 
     def start_here(self) -> None:
         """Remember by a digest that trained weights are as they were before training."""
-        mask = self.mask
+        mask = self.mask if self.built else None
         digest = None if mask is None else digest_of_trained(self.parameters, mask)
         self.set_trained_starts(TrainedStarts(digest))
 
