@@ -14,7 +14,7 @@ from keras_freeze.callbacks.gradient_flow_history import EpochData
 from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen, num_batches
 from keras_freeze.computed_masks import scores_of_train_step
 from keras_freeze.criteria.scoring import scores_of_loss
-from keras_freeze.gradients.data import Batches, is_dataset, preprocessed
+from keras_freeze.gradients.data import Batches, is_dataset, length_of, preprocessed
 from keras_freeze.gradients.train_step import has_own_train_step
 from keras_freeze.masks.changing import has_diverged, join_at_random, join_largest, leave
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -191,13 +191,9 @@ def _seed(optimizer: FreezeOptimizer, step: int) -> int:
 
 def _piece(data: Any, batch_size: int, number: int) -> Any:
     """Return the batch with a number of arrays, which begin again after the last whole one."""
-    num_batches = max(_num_examples(data) // batch_size, 1)
-    start = number % num_batches * batch_size
-    return tree.map_structure(lambda part: _rows(part, start, start + batch_size), data)
-
-
-def _rows(part: Any, start: int, end: int) -> Any:
-    return None if part is None else part[start:end]
+    start = number % max(length_of(data) // batch_size, 1) * batch_size
+    rows = slice(start, start + batch_size)
+    return tree.map_structure(lambda part: None if part is None else part[rows], data)
 
 
 def _check_data(x: Any, y: Any, sample_weight: Any, steps: Any, batch_size: int | None) -> None:
@@ -213,7 +209,3 @@ def _check_data(x: Any, y: Any, sample_weight: Any, steps: Any, batch_size: int 
             "Arrays are one batch; `steps` is for datasets, `batch_size` for arrays. "
             f"Received: steps={steps} with arrays"
         )
-
-
-def _num_examples(data: Any) -> int:
-    return int(next(part for part in tree.flatten(data) if part is not None).shape[0])

@@ -165,6 +165,7 @@ def _check_data(x: Any) -> None:
 
 
 def is_dataset(x: Any) -> bool:
+    """Return whether data are batches rather than arrays."""
     if isinstance(x, keras.utils.PyDataset):
         return True
     is_array = hasattr(x, "shape") or isinstance(x, (list, tuple, Mapping))

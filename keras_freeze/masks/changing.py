@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_freeze.masks.distributions import Group
 from keras_freeze.masks.selection import select_top
-from keras_freeze.masks.structure import Structure, Units, select_units
+from keras_freeze.masks.structure import Structure, Units, longest_prefix, parts_of, select_units
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -118,7 +118,9 @@ def join_largest(
         scores = units.scores(growth)
         scores[units.sizes(stays) > 0] = -np.inf
         best = np.argsort(-scores, kind="stable")[:number]
-        return stays | units.mask(np.isin(np.arange(scores.size), best) & (scores > -np.inf))
+        joins = np.zeros(units.number, bool)
+        joins[best[scores[best] > -np.inf]] = True
+        return stays | units.mask(joins)
     first = np.minimum(growth, _LARGEST / 2, dtype=np.float32)
     first[stays] = _LARGEST
     num_trained = int(np.count_nonzero(stays)) + number
@@ -197,10 +199,8 @@ def _longest_prefix(
     """Return which are the first, by descending scores, whose sizes add up to so much at most."""
     if all((one == 1).all() for one in sizes):
         return select_top(scores, min(largest, sum(one.size for one in scores)))
-    order = np.argsort(-np.concatenate(scores), kind="stable")
-    fits = np.zeros(order.size, bool)
-    fits[order] = np.cumsum(np.concatenate(sizes)[order]) <= largest
-    return np.split(fits, np.cumsum([one.size for one in scores])[:-1])
+    together = longest_prefix(np.concatenate(scores), np.concatenate(sizes), largest, np)
+    return parts_of(together, [one.size for one in scores])
 
 
 def _scaled(words: np.ndarray, size: int) -> np.ndarray:

@@ -264,8 +264,8 @@ def choose(
         most = sum(int(np.minimum(part, n).sum()) for part in sizes)
         return _choose_weights(left, shapes, min(num_trained, most), xp, top)
     units = [_unit_scores(t, s, structure, xp) for t, s in zip(tilings, scores, strict=True)]
-    flat = _longest_prefix(xp.concatenate(units), np.concatenate(sizes), num_trained, xp)
-    parts = _parts(flat, [part.size for part in sizes])
+    flat = longest_prefix(xp.concatenate(units), np.concatenate(sizes), num_trained, xp)
+    parts = parts_of(flat, [part.size for part in sizes])
     return [_whole_units(t, part, xp) for t, part in zip(tilings, parts, strict=True)]
 
 
@@ -277,7 +277,7 @@ def _choose_weights(
     top: Callable[[Any, int], Any],
 ) -> list[Any]:
     flat = top(xp.concatenate([xp.reshape(array, (-1,)) for array in scores]), num_trained)
-    parts = _parts(flat, [math.prod(shape) for shape in shapes])
+    parts = parts_of(flat, [math.prod(shape) for shape in shapes])
     return [xp.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -381,7 +381,7 @@ def _sum_of_pairs(array: Any, xp: Any) -> Any:
     return xp.reshape(array, (-1,))
 
 
-def _longest_prefix(scores: Any, sizes: np.ndarray, largest: int, xp: Any) -> Any:
+def longest_prefix(scores: Any, sizes: np.ndarray, largest: int, xp: Any) -> Any:
     """Return which units are the first, by descending scores, whose sizes add up to so much."""
     order = _descending(scores, xp)
     sizes = sizes if xp is np else sizes.astype(np.int32)
@@ -402,6 +402,7 @@ def _whole_units(tiling: _Tiling, units: Any, xp: Any) -> Any:
     return tiling.join(xp.broadcast_to(units, (math.prod(tiling.grid), height * width)), xp)
 
 
-def _parts(vector: Any, lengths: Sequence[int]) -> list[Any]:
+def parts_of(vector: Any, lengths: Sequence[int]) -> list[Any]:
+    """Return the parts of a vector that have these lengths, one after the other."""
     ends = np.cumsum(lengths).tolist()
     return [vector[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_freeze import _keras_private, backend
 from keras_freeze._utils.threads import exclusive
+from keras_freeze._utils.typing import Optimizer
 from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.optimizer.compact_update import CompactUpdate
@@ -102,7 +103,7 @@ def _replace(
     """Set a mask and its update, with the slots and values on a grid of what stays trained."""
     update = optimizer.update
     assert update is not None
-    slots, grid = _values_of_slots(update), update.grid_state()
+    slots, grid = _slot_values(update, update.inner), update.grid_state()
     was_compact = isinstance(update, CompactUpdate)
     is_new = was_compact != compact or not update.accepts(mask, compact)
     if is_new:
@@ -110,13 +111,13 @@ def _replace(
         optimizer.rebuild(state, optimizer.built_variables)
         update = optimizer.update
         assert update is not None
-        fresh = _values_of_slots(update)
+        fresh = _slot_values(update, update.inner)
     else:
         frozen_variables.keep_current_masks(optimizer)
         update.replace_mask(mask)
         optimizer.propagate_mask(before)
         fresh = _fresh_slots(optimizer, update)
-    places = _Places(update, before, mask, was_compact, compact)
+    places = _Places(before, mask, was_compact, compact)
     averages = {
         id(average)
         for inner in averaging_optimizers(update.inner)
@@ -125,7 +126,8 @@ def _replace(
     for name, slot in (slots_of(update.inner) or {}).items():
         if isinstance(slot, list):
             is_average = any(id(one) in averages for one in slot)
-            _write_slots(slot, places, slots[name], fresh[name], is_average)
+            pairs = list(zip(_keys(update), slot, strict=True))
+            _write_slots(pairs, places, slots[name], fresh[name], is_average)
         elif is_new:
             slot.assign(slots[name])
     _restore_grid(update, grid, places)
@@ -135,25 +137,23 @@ def _replace(
 
 
 class _Places:
-    """Where the entries that stay trained are, in arrays of before and after a change."""
+    """Where the entries that stay trained are, in arrays of before and after a change.
+
+    Attributes:
+        trained_after: the flat indices of what is trained after it, by position.
+    """
 
     def __init__(
-        self,
-        update: Update,
-        before: FreezeMask,
-        mask: FreezeMask,
-        was_compact: bool,
-        is_compact: bool,
+        self, before: FreezeMask, mask: FreezeMask, was_compact: bool, is_compact: bool
     ) -> None:
-        self.update = update
-        self._is_compact = {"before": was_compact, "after": is_compact}
+        self._was_compact, self._is_compact = was_compact, is_compact
         self._shapes = {entry.position: entry.trained.shape for entry in mask.entries}
-        self._trained: dict[str, dict[int, np.ndarray]] = {"before": {}, "after": {}}
-        self._kept = {}
+        self.trained_after: dict[int, np.ndarray] = {}
+        self._trained_before, self._kept = {}, {}
         for old, new in zip(before.entries, mask.entries, strict=True):
             position, trained = old.position, np.flatnonzero(old.trained)
-            self._trained["before"][position] = trained
-            self._trained["after"][position] = np.flatnonzero(new.trained)
+            self._trained_before[position] = trained
+            self.trained_after[position] = np.flatnonzero(new.trained)
             self._kept[position] = trained[new.trained.reshape(-1)[trained]]
 
     def carry_over(self, position: int, old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -163,59 +163,49 @@ class _Places:
         its trained entries. Where it is something else, such as one of Adafactor's factors, or
         where the variable has no mask, this is `old` if it fits.
         """
-        from_places = self._places(position, old, "before")
-        to_places = self._places(position, new, "after")
+        if position not in self._shapes:
+            return old
+        before, after = self._trained_before[position], self.trained_after[position]
+        from_places = self._places(position, old, before, self._was_compact)
+        to_places = self._places(position, new, after, self._is_compact)
         if from_places is None or to_places is None:
             return old if old.shape == new.shape else new
-        merged = new.reshape(-1).copy()
-        merged[to_places] = old.reshape(-1)[from_places]
-        return merged.reshape(new.shape)
+        return _merged(old, from_places, new, to_places)
 
     def carry_over_trained(self, position: int, old: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Return what `carry_over` does for vectors of trained entries, whatever the updates."""
-        merged = new.copy()
-        kept, trained = self._kept[position], self._trained
-        to_places = np.searchsorted(trained["after"][position], kept)
-        merged[to_places] = old[np.searchsorted(trained["before"][position], kept)]
-        return merged
+        kept = self._kept[position]
+        from_places = np.searchsorted(self._trained_before[position], kept)
+        return _merged(old, from_places, new, np.searchsorted(self.trained_after[position], kept))
 
-    def _places(self, position: int, array: np.ndarray, when: str) -> np.ndarray | None:
+    def _places(
+        self, position: int, array: np.ndarray, trained: np.ndarray, is_compact: bool
+    ) -> np.ndarray | None:
         """Return the flat indices of what stays trained in an array; None if it has none."""
-        if position not in self._shapes:
-            return None
-        trained, shape = self._trained[when][position], self._shapes[position]
-        is_whole = not self._is_compact[when] or trained.size == math.prod(shape)
+        shape, kept = self._shapes[position], self._kept[position]
+        is_whole = not is_compact or trained.size == math.prod(shape)
         if array.shape != (shape if is_whole else trained.shape):
             return None
-        kept = self._kept[position]
         return kept if is_whole else np.searchsorted(trained, kept)
 
-    def renew_joining(self, position: int, state: np.ndarray, values: np.ndarray) -> None:
-        """Set what has just joined the mask to its present values, in a vector of what is trained.
 
-        `values` are those of the whole variable.
-        """
-        trained = self._trained["after"][position]
-        joins = np.isin(trained, self._kept[position], invert=True)
-        state[joins] = values.reshape(-1)[trained[joins]]
-
-    def has_mask(self, position: int) -> bool:
-        """Return whether the variable at a position has a mask."""
-        return position in self._shapes
+def _merged(
+    old: np.ndarray, from_places: np.ndarray, new: np.ndarray, to_places: np.ndarray
+) -> np.ndarray:
+    """Return `new` with entries of `old`; places are flat indices."""
+    merged = new.reshape(-1).copy()
+    merged[to_places] = old.reshape(-1)[from_places]
+    return merged.reshape(new.shape)
 
 
-def _values_of_slots(update: Update) -> dict[str, Any]:
-    """Return the values of the inner optimizer's slots, by attribute and position."""
-    return _read(update, slots_of(update.inner) or {})
-
-
-def _read(update: Update, slots: Mapping[str, Any]) -> dict[str, Any]:
+def _slot_values(update: Update, inner: Optimizer) -> dict[str, Any]:
+    """Return the values of an optimizer's slots, by attribute and by what the update gives it."""
     keys = _keys(update)
     return {
         name: {k: backend.to_numpy(v) for k, v in zip(keys, slot, strict=True) if v is not None}
         if isinstance(slot, list)
         else backend.to_numpy(slot)
-        for name, slot in slots.items()
+        for name, slot in (slots_of(inner) or {}).items()
     }
 
 
@@ -238,17 +228,17 @@ def _fresh_slots(optimizer: "MaskedOptimizer", update: Update) -> dict[str, Any]
         ((_, fresh),) = fresh_copies(update.inner)
         with backend.slots_of_zeros(fresh):
             fresh.build(_keras_private.built_variables(update.inner))
-    return _read(update, slots_of(fresh) or {})
+    return _slot_values(update, fresh)
 
 
 def _write_slots(
-    slots: Sequence[Any],
+    slots: Sequence[tuple[int, Any]],
     places: _Places,
     old: Mapping[int, np.ndarray],
     fresh: Mapping[int, np.ndarray],
     is_average: bool,
 ) -> None:
-    for key, slot in zip(_keys(places.update), slots, strict=True):
+    for key, slot in slots:
         if slot is not None and key in old:  # else nothing of the variable was trained before
             # The average of a frozen weight is the weight, so that it goes on from there.
             slot.assign(old[key] if is_average else places.carry_over(key, old[key], fresh[key]))
@@ -258,11 +248,12 @@ def _restore_grid(update: Update, old: Mapping[int, np.ndarray], places: _Places
     """Set the values in full precision of what stays trained, and the present ones of the rest."""
     new = update.grid_state()
     for position, state in new.items():
-        if not places.has_mask(position):
+        trained = places.trained_after.get(position)
+        if trained is None:
             new[position] = old[position]
             continue
         values = backend.to_numpy(update.parameters[position].variable)
-        places.renew_joining(position, state[0], values)
+        state[0] = values.reshape(-1)[trained]
         new[position] = np.stack(
             [
                 places.carry_over_trained(position, *pair)

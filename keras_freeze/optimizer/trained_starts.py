@@ -69,13 +69,10 @@ def know_trained_starts(
     assert mask is not None
     if known.values:
         return True
-    # Weights whose initializers are known may have been assigned to since.
+    # Nothing is drawn again where nothing has been trained or set since `freeze`.
+    if snapshot is None and known.digest == digest_of_trained(optimizer.parameters, mask):
+        snapshot = {e.position: _now(optimizer, e) for e in weights_in(mask)}
     values = _values(optimizer, mask, snapshot)
-    if values is None and known.digest == digest_of_trained(optimizer.parameters, mask):
-        now = [p.variable for p in optimizer.parameters]
-        values = {
-            e.position: backend.to_numpy(now[e.position])[e.trained] for e in weights_in(mask)
-        }
     if values is None:
         return False
     optimizer.set_trained_starts(replace(known, values=values))

@@ -66,8 +66,7 @@ class Run:
 
     Raises:
         ValueError, TypeError: for unknown names, numbers out of range and settings that exclude
-            each other. A network that does not
-            fit the images is detected when the run is executed.
+            each other. A network that does not fit the images is detected when the run is executed.
 
     Example:
         >>> Run("mnist", "lenet_5_caffe", "freezenet", 0.99).epochs

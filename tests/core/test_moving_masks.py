@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from axes import OPTIMIZERS
+from delta_cases import assert_same_weights
 from helpers import (
     blobs,
     compiled,
@@ -147,8 +148,7 @@ def test_training_that_is_saved_and_loaded_goes_on_bit_for_bit(
     watch.starts = dict(zip(watch.starts, watched.starts.values(), strict=True))
     train(loaded, make(), watch, epochs=3, initial_epoch=num_epochs)
     assert watch.masks[-1] == watched.masks[-1]
-    for one, other in zip(loaded.variables, whole.variables, strict=True):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(loaded, whole)
     for one, other in zip(loaded.optimizer.variables, whole.optimizer.variables, strict=True):
         if np.size(value_of(one)):
             assert np.array_equal(value_of(one), value_of(other)), one.path
@@ -177,8 +177,7 @@ def test_backup_and_restore_goes_on_where_training_was_interrupted(schedule, tmp
     again = started()
     train(again, make(), keras.callbacks.BackupAndRestore(tmp_path))
     assert kf.get_mask(again) == kf.get_mask(whole)
-    for one, other in zip(again.variables, whole.variables, strict=True):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(again, whole)
 
 
 @settings(max_examples={"torch": 25, "tensorflow": 3, "jax": 3}[BACKEND])
@@ -357,8 +356,7 @@ def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
         sizes[name] = path.stat().st_size
         loaded = kf.load(path)
         assert kf.get_mask(loaded) == kf.get_mask(model)
-        for one, other in zip(loaded.variables, model.variables, strict=True):
-            assert same_bits(value_of(one), value_of(other)), one.path
+        assert_same_weights(loaded, model)
     assert abs(sizes["moved"] - sizes["fixed"]) <= 24
 
 
@@ -378,8 +376,7 @@ def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     loaded = kf.load(tmp_path / "model.freeze")
     train(loaded, rigl(), epochs=1)
     assert kf.get_mask(loaded) == kf.get_mask(whole)
-    for one, other in zip(loaded.variables, whole.variables, strict=True):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(loaded, whole)
 
 
 @same_on_all
@@ -410,10 +407,7 @@ def test_what_is_trained_on_a_grid_stays_on_it(schedule, inner, tmp_path):
         steps = (value_of(variable) - watch.starts[variable.path]).astype("float64") / 0.0625
         assert np.abs(steps - np.rint(steps)).max() < 1e-4
     kf.save(model, tmp_path / "model.freeze")
-    for one, other in zip(
-        kf.load(tmp_path / "model.freeze").variables, model.variables, strict=True
-    ):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(kf.load(tmp_path / "model.freeze"), model)
 
 
 def test_the_gradients_of_a_model_with_its_own_train_step_choose():
@@ -737,8 +731,7 @@ def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     loaded = kf.load(tmp_path / "model.freeze", base=base)
     train(loaded, rigl(), epochs=1)
     assert kf.get_mask(loaded) == kf.get_mask(whole)
-    for one, other in zip(loaded.variables, whole.variables, strict=True):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(loaded, whole)
 
 
 @same_on_all
@@ -789,8 +782,7 @@ def test_one_fit_is_as_good_as_several(schedule):
     whole, parts = trained(4), trained(1, 1, 1, 1)
     assert kf.get_mask(whole) == kf.get_mask(parts)
     assert kf.get_mask(whole).num_rescued == kf.get_mask(parts).num_rescued
-    for one, other in zip(parts.variables, whole.variables, strict=True):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(parts, whole)
 
 
 @same_on_all
@@ -811,8 +803,7 @@ def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule
     loaded = keras.models.load_model(tmp_path / "1-6.keras")
     train(loaded, make() if schedule == "gradual" else rigl(6), epochs=2, initial_epoch=1)
     assert kf.get_mask(loaded) == kf.get_mask(whole)
-    for one, other in zip(loaded.variables, whole.variables, strict=True):
-        assert same_bits(value_of(one), value_of(other)), one.path
+    assert_same_weights(loaded, whole)
 
 
 @same_on_all
@@ -854,3 +845,16 @@ def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
     model.save(tmp_path / "model.keras")
     with pytest.raises(ValueError, match="damaged"):
         keras.models.load_model(tmp_path / "model.keras")
+
+
+@same_on_all
+def test_a_model_with_a_mask_and_no_optimizer_yet_is_initialized_again():
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
+    kf.freeze(model, X[:8], Y[:8])
+    loaded = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
+    loaded.optimizer.restore(model.optimizer.state)
+    assert not loaded.optimizer.built
+    kf.reinitialize(loaded, seed=1)
+    watch = Watch(loaded)
+    train(loaded, rigl(), watch)
+    assert watch.num_changes
