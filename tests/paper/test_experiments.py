@@ -15,6 +15,7 @@ from keras_freeze.paper.experiments.experiment import Experiment, Series
 from keras_freeze.paper.experiments.work import overview, work_of
 from keras_freeze.paper.runs import MEASURES, Results, Run
 from keras_freeze.paper.training import LEARNING_RATES
+from keras_freeze.paper.views import spread
 from keras_freeze.paper.views.reports import markdown, write_report
 
 pytestmark = pytest.mark.cases(2)
@@ -39,7 +40,13 @@ SOURCES = [
 BEYOND = [
     f"{model}_{name}"
     for model in ("lenet300", "lenet5")
-    for name in ("distributions_and_criteria", "shuffled_masks", "moving_masks")
+    for name in (
+        "distributions_and_criteria",
+        "shuffled_masks",
+        "moving_masks",
+        "methods",
+        "seeds",
+    )
 ]
 
 # Table 3 as printed, by method and rate: CIFAR-10, its deviation, CIFAR-100, its deviation.
@@ -120,12 +127,20 @@ def write(folder, outcomes):
 
 
 def write_accuracies(folder, experiment, accuracies):
-    """Results whose test accuracy is given, in per cent, by label and rate, one for each seed."""
+    """Results whose test accuracy is given, in per cent, by label and rate, one for each seed.
+
+    None is an accuracy that is not finite.
+    """
     series = {s.label: s for s in experiment.series}
     return write(
         folder,
         [
-            (run, {"test_accuracy": value / 100, "validation_accuracy": value / 200})
+            (
+                run,
+                {"test_accuracy": None, "validation_accuracy": None}
+                if value is None
+                else {"test_accuracy": value / 100, "validation_accuracy": value / 200},
+            )
             for (label, rate), values in accuracies.items()
             for run, value in zip(experiment.runs_of(series[label], rate), values, strict=False)
         ],
@@ -185,6 +200,8 @@ def test_each_label_says_which_run_it_is():
         ("lenet300_distributions_and_criteria", 4 * 3, 3, 3),
         ("lenet5_shuffled_masks", 7, 3, 3),
         ("lenet300_moving_masks", 5, 2, 3),
+        ("lenet300_methods", 4, 5, 5),
+        ("lenet300_seeds", 2, 1, 10),
     ],
 )
 def test_grids_have_their_seeds(name, series, rates, seeds):
@@ -227,6 +244,13 @@ def test_moving_masks_are_each_schedule_beside_the_mask_that_stays():
         ("freezenet", "set", "global"),
         ("random", "rigl", "erk"),
     }
+
+
+def test_the_methods_side_by_side_share_the_runs_of_the_papers_figure():
+    methods, figure = (EXPERIMENTS[name] for name in ("lenet300_methods", "lenet300_rates"))
+    shared = set(methods.runs) & set(figure.runs)
+    assert {run.method for run in shared} == {"baseline", "freezenet", "snip"}
+    assert {run.freeze_rate for run in shared} == {0.0, *methods.rates}
 
 
 def test_capacity_is_trained_without_weight_decay_and_shows_the_last_epoch():
@@ -568,6 +592,26 @@ def test_the_best_run_is_best_in_validation(tmp_path):
         ["2", "2", "not finite", "10.00"],
         ["the paper's best", "", "", "99.1"],
     ]
+
+
+def test_the_spread_has_every_run_in_order_and_the_median(tmp_path):
+    experiment = EXPERIMENTS["lenet300_seeds"].changed(seeds=4)
+    accuracies = {("FreezeNet", 0.999): [82, 80, 83.5], ("SNIP", 0.999): [60, 11.35, None, 20]}
+    results = write_accuracies(tmp_path, experiment, accuracies)
+    (table,) = tables_in(markdown(experiment, results))
+    assert table[1:] == [
+        ["FreezeNet", "0.999", "3 of 4", "82.00", "80.00, 82.00, 83.50"],
+        ["SNIP", "0.999", "4 of 4", "11.35", "11.35, 20.00, 60.00, not finite"],
+    ]
+
+
+def test_the_spread_has_a_dot_for_every_run(tmp_path):
+    experiment = EXPERIMENTS["lenet300_seeds"].changed(seeds=3)
+    accuracies = {("FreezeNet", 0.999): [82, 80, 83.5], ("SNIP", 0.999): [60, None]}
+    figure, _ = spread.draw(experiment, write_accuracies(tmp_path, experiment, accuracies))
+    (axes,) = figure.axes
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[80, 82, 83.5], [60]]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["FreezeNet", "SNIP"]
 
 
 def test_costs_are_marked_by_what_was_counted(tmp_path):

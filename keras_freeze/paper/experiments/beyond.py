@@ -1,4 +1,4 @@
-"""Experiments that the paper does not have: which masks train frozen networks best."""
+"""Experiments that the paper does not have: which masks and methods train networks best."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,14 @@ from keras_freeze.paper.experiments.experiment import BEYOND, Experiment, Series
 from keras_freeze.paper.masking import DISTRIBUTIONS
 
 _FREEZENET = Series("FreezeNet", {"method": "freezenet"})
+_SNIP = Series("SNIP", {"method": "snip"})
+_METHODS = (
+    Series("baseline", {"method": "baseline"}, rates=(0.0,)),
+    _FREEZENET,
+    Series("FreezeNet-WD", {"method": "freezenet-wd"}),
+    _SNIP,
+    Series("random mask", {"method": "random"}),
+)
 
 _CRITERIA: Mapping[str, Mapping[str, Any]] = {
     "snip": {"method": "freezenet"},
@@ -49,7 +57,7 @@ def _of(model: str, prefix: str) -> tuple[Experiment, ...]:
                 _FREEZENET,
                 *_with_masks("frozen", "freezenet"),
                 Series("frozen, random mask", {"method": "random"}),
-                Series("SNIP", {"method": "snip"}),
+                _SNIP,
                 *_with_masks("pruned", "snip"),
             ),
             (0.9, *extreme),
@@ -74,6 +82,29 @@ def _of(model: str, prefix: str) -> tuple[Experiment, ...]:
             ),
             extreme,
             seeds=3,
+        ),
+        Experiment(
+            f"{prefix}_methods",
+            BEYOND,
+            "The paper's methods side by side, and a random mask",
+            "How far each method gets with the same number of trained weights, and whether the "
+            "frozen weights of FreezeNet-WD vanish.",
+            "mnist",
+            model,
+            _METHODS,
+            (0.9, 0.95, 0.99, 0.995, 0.999),
+        ),
+        Experiment(
+            f"{prefix}_seeds",
+            BEYOND,
+            "How much depends on the seed at an extreme rate",
+            "How often a pruned network can be trained at all, and how far FreezeNets differ.",
+            "mnist",
+            model,
+            (_FREEZENET, _SNIP),
+            (0.999,),
+            view="spread",
+            seeds=10,
         ),
     )
 

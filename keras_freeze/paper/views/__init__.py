@@ -14,6 +14,7 @@ from keras_freeze.paper.views import (
     rates,
     relative,
     sizes,
+    spread,
     validation_curves,
 )
 
@@ -40,6 +41,7 @@ VIEWS: Mapping[str, View] = {
     "best_run": best_run,
     "costs": costs,
     "sizes": sizes,
+    "spread": spread,
     "pruning_methods": pruning_methods,
 }
 """The views by name."""
