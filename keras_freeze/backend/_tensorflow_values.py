@@ -51,6 +51,14 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return tf.bitcast(chosen, yes.dtype)
 
 
+def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
+    """Return the entries of a variable at flat indices, as a NumPy array."""
+    value = tf.convert_to_tensor(tensor_variable(variable))
+    if "CPU" in value.device:
+        return np.asarray(value).reshape(-1)[indices]  # a view: only the entries are copied
+    return to_numpy(gather(value, indices))
+
+
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
     return np.array(tf.convert_to_tensor(tensor_variable(value)).numpy())

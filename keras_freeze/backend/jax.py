@@ -297,6 +297,14 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     return call
 
 
+def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
+    """Return the entries of a variable at flat indices, as a NumPy array."""
+    array = _tensor(variable)
+    if {device.platform for device in array.devices()} == {"cpu"} and array.is_fully_replicated:
+        return np.asarray(array).reshape(-1)[indices]  # a view: only the entries are copied
+    return to_numpy(gather(variable, indices))
+
+
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
     array = whole_array(_tensor(value))

@@ -210,6 +210,11 @@ def rows(tensor: Any, part: slice) -> Any:
     return tensor[part]
 
 
+def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
+    """Return the entries of a variable at flat indices, as a NumPy array."""
+    return to_numpy(gather(variable, indices))
+
+
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
     tensor = _tensor(value)

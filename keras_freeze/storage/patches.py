@@ -148,5 +148,5 @@ def bits_at(variable: Any, places: np.ndarray | None) -> np.ndarray:
     """Return the values at flat indices (None: all) of a variable, as bit patterns."""
     if places is None:
         return bits_of(variable)
-    values = backend.to_numpy(backend.gather(variable, keras.ops.convert_to_tensor(places)))
+    values = backend.values_at(variable, places)
     return as_bits(values.astype(numpy_dtype(dtype_of(variable)), copy=False))
