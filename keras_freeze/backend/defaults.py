@@ -42,9 +42,9 @@ def held_dtype(dtype: Any) -> Any:
     return dtype
 
 
-def as_assignable(values: Any) -> Any:
-    """Return NumPy values as variables can be assigned: as they are."""
-    return values
+def assign(variable: Any, values: Any) -> None:
+    """Assign a NumPy array of a variable's shape and dtype, outside compiled functions."""
+    variable.assign(values)
 
 
 # Graphs and functions that are traced

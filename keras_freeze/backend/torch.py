@@ -228,13 +228,13 @@ def to_numpy(value: Any) -> np.ndarray:
     return tensor.view(bits).numpy().copy().view(dtype)
 
 
-def as_assignable(values: Any) -> Any:
-    """Return NumPy values as variables can be assigned: a tensor for dtypes of `ml_dtypes`."""
+def assign(variable: Any, values: Any) -> None:
+    """Assign a NumPy array of a variable's shape and dtype, also one of a dtype of `ml_dtypes`."""
     dtype = getattr(torch, values.dtype.name, None)
-    if not isinstance(dtype, torch.dtype) or dtype not in _BITS_OF_UNKNOWN:
-        return values
-    patterns = values.view(str(_BITS_OF_UNKNOWN[dtype]).removeprefix("torch."))
-    return torch.from_numpy(patterns.copy()).view(dtype)
+    if isinstance(dtype, torch.dtype) and dtype in _BITS_OF_UNKNOWN:
+        patterns = values.view(str(_BITS_OF_UNKNOWN[dtype]).removeprefix("torch."))
+        values = torch.from_numpy(patterns.copy()).view(dtype)
+    variable.assign(values)
 
 
 def keep_gradients(variables: Sequence[Any]) -> list[Any]:

@@ -181,7 +181,8 @@ def _all_finite(results: Iterable[Any]) -> bool:
 def _add(total: Any, result: Any, weight: float) -> Any:
     if result is None:
         return total
-    return result * weight if total is None else total + result * weight
+    weighted = result if weight == 1.0 else result * weight  # without a copy of a single batch
+    return weighted if total is None else total + weighted
 
 
 def loss_function(

@@ -102,7 +102,7 @@ def set_bits(variable: Any, bits: np.ndarray, dtype: str) -> None:
         FreezeFileError: If the variable cannot hold a value.
     """
     values = values_for(variable, bits, dtype).reshape(tuple(variable.shape))
-    variable.assign(backend.as_assignable(values))
+    backend.assign(variable, values)
 
 
 def values_for(variable: Any, bits: np.ndarray, dtype: str) -> np.ndarray:
