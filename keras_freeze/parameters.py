@@ -201,7 +201,7 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
     paths = [path_of(variable) for variable in variables]
     matched: set[int] = set()
     for entry in normalize_exclude(exclude):
-        matches = {i for i, path in enumerate(paths) if f"/{entry}/" in f"/{path}/"}
+        matches = {i for i, path in enumerate(paths) if _names(entry, path)}
         if not matches:
             raise ValueError(
                 "Every entry of `exclude` must name a layer or a path of a trainable variable. "
@@ -212,6 +212,28 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
         Parameter(position, variable, path, kind_of(variable), position in matched)
         for position, (variable, path) in enumerate(zip(variables, paths, strict=True))
     ]
+
+
+def exclude_without_name(entry: str, name: str, paths: Sequence[str]) -> str:
+    """Return an entry of `exclude` without the model's name, if it matches nothing else with it.
+
+    Args:
+        entry: one that matches some of `paths`; see `classify`.
+        name: the first component of all paths.
+        paths: those of the variables.
+
+    Example:
+        >>> exclude_without_name("net/fc2", "net", ["net/fc1/kernel", "net/fc2/kernel"])
+        'fc2'
+    """
+    if any(_names(entry, path.partition("/")[2]) for path in paths):
+        return entry
+    return entry.removeprefix(f"{name}/")
+
+
+def _names(entry: str, path: str) -> bool:
+    """Return whether the components of an entry occur one after the other in a path."""
+    return f"/{entry}/" in f"/{path}/"
 
 
 def frozen_candidates(parameters: Sequence[Parameter]) -> list[Parameter]:

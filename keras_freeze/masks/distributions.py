@@ -4,9 +4,7 @@ A distribution is `"global"`, `"uniform"`, `"erk"`, or a rate for each of some p
 The numbers follow from shapes and paths, so that they are known before any score is.
 """
 
-import fnmatch
 import math
-import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_freeze._utils.validation import received, type_error, value_error
+from keras_freeze.masks.patterns import rates_of_paths
 from keras_freeze.masks.selection import (
     check_freeze_rate,
     num_trained_weights,
@@ -201,51 +200,6 @@ def _groups_by_rate(
         num_trained = num_trained_weights(freeze_rate, sum(sizes[index] for index in rest))
         groups.append(Group(rest, num_trained, freeze_rate < 1))
     return groups
-
-
-def rates_of_paths(
-    patterns: tuple[tuple[str, float], ...], paths: Sequence[str], must_match: bool = True
-) -> dict[str, float]:
-    """Return the rates of the paths that patterns match; the first one that matches counts.
-
-    A pattern of `fnmatch` matches whole components of a path, wherever they are, as an entry of
-    `exclude` does; its `*` may stand for several. The model's name, which is the first component of
-    all paths or of none, is left out, unless a pattern then matches nothing.
-
-    Raises:
-        ValueError: If a pattern matches nothing, or only what an earlier one matches already, and
-            `must_match` is true.
-
-    Example:
-        >>> rates_of_paths((("conv*", 0.5),), ["net/conv1/kernel", "net/fc1/kernel"])
-        {'net/conv1/kernel': 0.5}
-    """
-    unique = dict.fromkeys(paths)
-    first = {path.partition("/")[0] for path in unique}
-    short = {path: path.partition("/")[2] if len(first) == 1 else path for path in unique}
-    rates: dict[str, float] = {}
-    for pattern, rate in patterns:
-        expression = re.compile(fnmatch.translate(pattern))
-        found = [path for path in unique if _matches(expression, short[path])]
-        found = found or [path for path in unique if _matches(expression, path)]
-        new = [path for path in found if path not in rates]
-        if not new and must_match:
-            shown = ", ".join(map(repr, list(short.values())[:12])) or "none"
-            more = f", ... ({len(short)} in all)" if len(short) > 12 else ""
-            raise ValueError(
-                "Every pattern of `distribution` must match the path of a weight that no earlier "
-                f"pattern matches. The weights are {shown}{more}. "
-                f"Received: distribution with the pattern {pattern!r}"
-            )
-        rates.update(dict.fromkeys(new, rate))
-    return rates
-
-
-def _matches(expression: re.Pattern[str], path: str) -> bool:
-    """Return whether some components of a path, one after the other, match."""
-    parts = path.split("/")
-    ends = range(1, len(parts) + 1)
-    return any(expression.match("/".join(parts[i:j])) for j in ends for i in range(j))
 
 
 def select_groups(

@@ -274,10 +274,11 @@ def check_agrees(mask: FreezeMask, parameters: Sequence[Parameter], settings: Se
         "`keras_freeze.freeze(model, ..., overwrite=True)` to compute a new one."
     )
     for decision in decisions_about([p.variable for p in frozen]):
-        if decision.settings is not None and not decision.settings.agrees_with(settings):
+        before = decision.settings
+        if before is not None and not before.agrees_with(settings, mask.paths):
             raise ValueError(
                 f"The weights {shorten([p.path for p in frozen], limit=3)} are already frozen "
-                f"with {decision.settings}. {advice} Received: a FreezeOptimizer with {settings}"
+                f"with {before}. {advice} Received: a FreezeOptimizer with {settings}"
             )
     pairs = zip(frozen, mask.entries, strict=True)
     excluded = [p.path for p, entry in pairs if p.excluded and not entry.trained.all()]

@@ -1,14 +1,17 @@
 """The settings that a mask is decided with. Imports neither Keras nor NumPy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from keras_freeze.masks.patterns import Patterns, rates_of_paths
 
 if TYPE_CHECKING:
     from keras_freeze.masks.structure import Structure
 
 GLOBAL = "global"
 
-Distribution = str | tuple[tuple[str, float], ...]
+Distribution = str | Patterns
 """Where the freezing rate applies: a name, or patterns of paths and their rates."""
 
 
@@ -28,14 +31,20 @@ class Settings:
     distribution: Distribution = GLOBAL
     structure: "Structure | None" = None
 
-    def agrees_with(self, other: "Settings") -> bool:
-        """Return whether both give the same mask and treatment; only "random" uses the seed."""
+    def agrees_with(self, other: "Settings", paths: Sequence[str]) -> bool:
+        """Return whether both give the same mask and treatment; only "random" uses the seed.
+
+        Args:
+            other: the others.
+            paths: of the weights in the mask. Settings may name the model as it was called when
+                they were saved; see `rates_of_paths`.
+        """
         mine, theirs = (
             (s.freeze_rate, s.criterion, s.frozen_weights, s.seed if s.criterion == "random" else 0)
             for s in (self, other)
         )
         same = mine == theirs and self.structure == other.structure
-        return same and _agree(self.distribution, other.distribution)
+        return same and _agree(self.distribution, other.distribution, paths)
 
     def to_json(self) -> list[Any]:
         """Return the settings as a JSON array.
@@ -59,15 +68,9 @@ class Settings:
         )
 
 
-def _agree(first: Distribution, second: Distribution) -> bool:
-    """Return whether two distributions are the same, but for the model's name in patterns."""
+def _agree(first: Distribution, second: Distribution, paths: Sequence[str]) -> bool:
+    """Return whether two distributions are the same for these weights."""
     if isinstance(first, str) or isinstance(second, str):
         return first == second
-    return len(first) == len(second) and all(
-        rate == other_rate and _same_pattern(pattern, other)
-        for (pattern, rate), (other, other_rate) in zip(first, second, strict=True)
-    )
-
-
-def _same_pattern(first: str, second: str) -> bool:
-    return first == second or first.partition("/")[2] == second or second.partition("/")[2] == first
+    one, other = (rates_of_paths(patterns, paths, must_match=False) for patterns in (first, second))
+    return one == other

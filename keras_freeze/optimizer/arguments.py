@@ -19,12 +19,14 @@ from keras_freeze._utils.validation import (
 from keras_freeze.criteria.criteria import check_criterion
 from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.patterns import pattern_without_name
 from keras_freeze.masks.selection import check_freeze_rate
+from keras_freeze.masks.settings import Distribution
 from keras_freeze.masks.structure import check_structure
 from keras_freeze.optimizer.delegation import DelegatingOptimizer
 from keras_freeze.optimizer.grid_training import rounded_step
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, walk
-from keras_freeze.parameters import Parameter, normalize_exclude
+from keras_freeze.parameters import Parameter, exclude_without_name, normalize_exclude
 
 _STEPS = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
@@ -173,6 +175,30 @@ def warn_of_adafactor(inner: Any, mask: FreezeMask | None) -> None:
                 stacklevel=3,
             )
             return
+
+
+def names_for_config(
+    exclude: Sequence[str], distribution: Distribution, parameters: Sequence[Parameter]
+) -> tuple[list[str], str | list[list[Any]]]:
+    """Return `exclude` and `distribution` as a config has them, without the model's name.
+
+    The variables of a loaded model no longer have it in their paths.
+
+    Args:
+        exclude, distribution: the settings.
+        parameters: what the optimizer was built with; none if it is not built.
+    """
+    paths = [p.path for p in parameters]
+    firsts = {path.partition("/")[0] for path in paths}
+    name = firsts.pop() if len(firsts) == 1 else ""
+    excluded = [exclude_without_name(entry, name, paths) for entry in exclude]
+    if isinstance(distribution, str):
+        return excluded, distribution
+    weights = [p.path for p in parameters if p.is_frozen_candidate]
+    # Pairs keep their order wherever the configuration is stored.
+    return excluded, [
+        [pattern_without_name(pattern, name, weights), rate] for pattern, rate in distribution
+    ]
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {

@@ -21,6 +21,7 @@ from keras_freeze.optimizer.arguments import (
     check_decay,
     check_grid,
     check_inner_optimizer,
+    names_for_config,
     warn_of_adafactor,
     warn_of_constraints,
 )
@@ -376,6 +377,7 @@ class FreezeOptimizer(MaskedOptimizer):
         if not isinstance(criterion, str):
             criterion = keras.saving.serialize_keras_object(criterion)
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        exclude, distribution = names_for_config(self.exclude, self.distribution, self.parameters)
         config = {
             "name": self.name,
             "inner_optimizer": _with_public_classes(inner),
@@ -383,7 +385,7 @@ class FreezeOptimizer(MaskedOptimizer):
             "criterion": criterion,
             "frozen_weights": self.frozen_weights,
             "l2": self.l2,
-            "exclude": self._exclude_without_model_name(),
+            "exclude": exclude,
             "seed": self.seed,
         }
         counts: Sequence[int | None] | None = self.plan.trained_counts
@@ -392,29 +394,12 @@ class FreezeOptimizer(MaskedOptimizer):
         if self.grid is not None:
             config["grid"] = self.grid
         if self.distribution != GLOBAL:
-            config["distribution"] = self._distribution_without_model_name()
+            config["distribution"] = distribution
         if self.structure is not None:
             config["structure"] = self.structure.to_json()
         if counts is not None:
             config["trained_counts"] = list(counts)
         return config
-
-    def _exclude_without_model_name(self) -> list[str]:
-        # The variables of a loaded model no longer have the model's name in their paths.
-        prefix = self._prefix_of_paths()
-        return [entry.removeprefix(prefix) for entry in self.exclude]
-
-    def _distribution_without_model_name(self) -> str | list[list[Any]]:
-        if isinstance(self.distribution, str):
-            return self.distribution
-        prefix = self._prefix_of_paths()
-        # Pairs keep their order wherever the configuration is stored.
-        return [[pattern.removeprefix(prefix), rate] for pattern, rate in self.distribution]
-
-    def _prefix_of_paths(self) -> str:
-        """Return the model's name and a slash, or what no entry begins with."""
-        prefixes = {path_of(v).split("/")[0] for v in self.built_variables} if self.built else ()
-        return f"{next(iter(prefixes))}/" if len(prefixes) == 1 else "/"
 
     @classmethod
     def from_config(

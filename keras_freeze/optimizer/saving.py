@@ -129,9 +129,10 @@ def _load_content(optimizer: "MaskedOptimizer", content: Any, is_deferred: bool 
 
 
 def _check_settings(optimizer: "MaskedOptimizer", state: State) -> None:
-    saved = state.settings
-    is_other = saved is not None and not saved.agrees_with(optimizer.settings)
-    if state.mask is not None and is_other:
+    saved, mask = state.settings, state.mask
+    if mask is None or saved is None:
+        return
+    if not saved.agrees_with(optimizer.settings, mask.paths):
         raise ValueError(
             f"The mask that is loaded was decided with {saved}. Compile the model with a "
             "FreezeOptimizer of the same settings, or call `keras_freeze.freeze(model, ...)` "

@@ -48,7 +48,7 @@ COUNTS = {
 }
 
 
-def network(seed=3):
+def network(seed=3, name="conv_net"):
     """Kernels of 3 x 1 x 10, 20 x 8, 8 x 30 and 30 x 3."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
@@ -62,7 +62,7 @@ def network(seed=3):
             keras.layers.Dense(30, "tanh", name="fc2"),
             keras.layers.Dense(3, name="head"),
         ],
-        name="conv_net",
+        name=name,
     )
     kf.reinitialize(model, "kaiming_uniform", seed=seed)
     return model
@@ -359,8 +359,50 @@ def test_patterns_with_the_name_of_the_model_are_kept_by_files(tmp_path):
         fit(loaded, X, Y)
         kf.freeze(loaded, X, Y, overwrite=True)
         assert counts(loaded)[0] == 15
-        compiled(loaded, freezer({"conv1/kernel": 0.5}))
-        fit(loaded, X, Y)  # the mask is inherited
+        for same in ("conv1/kernel", "conv_net/conv1/kernel", "conv_net_1/conv1/kernel"):
+            compiled(loaded, freezer({same: 0.5}))
+            fit(loaded, X, Y)  # the mask is inherited
+        for other in ("kernel", "conv_net/fc1/kernel", "conv2/kernel"):
+            compiled(loaded, freezer({other: 0.5}))
+            with pytest.raises(ValueError, match=r"already frozen with .*distribution="):
+                fit(loaded, X, Y)
+
+
+@same_on_all
+def test_a_model_of_another_name_loads_the_weights_of_the_same_distribution(tmp_path):
+    model = decided("freeze", {"conv_net/conv1/kernel": 0.5})
+    model.save_weights(tmp_path / "model.weights.h5")
+    for distribution in ({"conv1/kernel": 0.5}, {"net/conv1/kernel": 0.5}):
+        other = network(name="net")
+        compiled(other, freezer(distribution)).load_weights(tmp_path / "model.weights.h5")
+        assert kf.get_mask(other) == kf.get_mask(model)
+    other = compiled(network(name="net"), freezer({"kernel": 0.5}))
+    with pytest.raises(ValueError, match=r"decided with .*distribution="):
+        other.load_weights(tmp_path / "model.weights.h5")
+
+
+@same_on_all
+def test_a_layer_that_is_called_as_the_model_keeps_its_rate(tmp_path):
+    layers = [keras.layers.Dense(5, name="net"), keras.layers.Dense(3, name="head")]
+    model = keras.Sequential([keras.Input((6,)), *layers], name="net")
+    kf.freeze(compiled(model, freezer({"net/kernel": 0.5})), X, Y)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        kf.freeze(one, X, Y, overwrite=True)
+        assert counts(one) == [15, 1]
+
+
+@same_on_all
+def test_excluded_layers_may_be_called_as_the_model(tmp_path):
+    layers = [keras.layers.Dense(5, name="fc"), keras.layers.Dense(3, name="net")]
+    model = keras.Sequential([keras.Input((6,)), *layers], name="net")
+    compiled(model, freezer("global", 0.5, exclude="net/kernel"))
+    kf.freeze(model, X, Y)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.exclude == ("net/kernel",)
+    assert counts(loaded) == [15]
 
 
 @same_on_all

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import keras_freeze as kf
-from keras_freeze.masks import distributions
+from keras_freeze.masks import distributions, patterns
 from keras_freeze.masks.distributions import (
     check_distribution,
     erk_shares,
     groups_of,
-    rates_of_paths,
     round_to_sum,
 )
+from keras_freeze.masks.patterns import pattern_without_name, rates_of_paths
 from keras_freeze.masks.selection import rescue_index
 from keras_freeze.masks.settings import Settings
 
@@ -205,6 +205,28 @@ def test_patterns_need_not_match_what_is_loaded():
     assert rates_of_paths(patterns, PATHS, must_match=False) == {"net/conv1/kernel": 0.9}
 
 
+NAMES = st.sampled_from(["net", "a", "b", "ab", "*", "?"])
+
+
+@given(
+    st.lists(NAMES, min_size=1, max_size=3).map("/".join),
+    st.lists(st.lists(NAMES, min_size=1, max_size=3).map("/".join), min_size=1, max_size=3),
+)
+def test_patterns_for_files_match_the_same_without_the_name_of_the_model(pattern, short):
+    paths = [f"net/{path}/kernel" for path in short]
+    matched = rates_of_paths(((pattern, 0.5),), paths, must_match=False)
+    stored = pattern_without_name(pattern, "net", paths)
+    assert rates_of_paths(((stored, 0.5),), paths, must_match=False) == matched
+    assert stored in (pattern, pattern.removeprefix("net/"))
+
+
+def test_a_pattern_keeps_a_layer_that_is_called_as_the_model():
+    paths = ["net/net/kernel", "net/fc/kernel"]
+    for pattern in ("net/kernel", "net", "fc/kernel", "other/fc"):
+        assert pattern_without_name(pattern, "net", paths) == pattern
+    assert pattern_without_name("net/fc/*", "net", paths) == "fc/*"
+
+
 def test_what_no_pattern_matches_has_one_threshold():
     shapes = [(10,), (20,), (30,), (40,)]
     groups = groups_of((("conv*", 0.75),), 0.9, shapes, PATHS)
@@ -277,9 +299,10 @@ def test_global_is_the_default():
 
 
 def test_the_examples_of_the_docstrings_run():
-    results = doctest.testmod(distributions)
-    assert results.attempted >= 5
-    assert results.failed == 0
+    for module, number in ((distributions, 4), (patterns, 3)):
+        results = doctest.testmod(module)
+        assert results.attempted >= number
+        assert results.failed == 0
 
 
 # What is accepted
@@ -333,15 +356,45 @@ def settings(distribution="global"):
     return Settings(0.9, "snip", "keep", 0, distribution)
 
 
+def agree(one, other, paths=PATHS):
+    first, second = settings(one), settings(other)
+    assert first.agrees_with(second, paths) == second.agrees_with(first, paths)
+    return first.agrees_with(second, paths)
+
+
 def test_settings_agree_on_the_distribution():
-    different = ["global", "uniform", "erk", (("a/b", 0.5),), (("a/b", 0.6),), (("a", 0.5),)]
-    different.append((("a/b", 0.5), ("c", 0.5)))
+    different = [
+        "global",
+        "uniform",
+        "erk",
+        (("conv1", 0.5),),
+        (("conv1", 0.6),),
+        (("conv*", 0.5),),
+    ]
+    different.append((("conv1", 0.5), ("fc1", 0.5)))
     for one in different:
         for other in different:
-            assert settings(one).agrees_with(settings(other)) == (one == other)
-    with_name = settings((("net/a/b", 0.5),))
-    assert with_name.agrees_with(settings((("a/b", 0.5),)))
-    assert settings((("a/b", 0.5),)).agrees_with(with_name)
+            assert agree(one, other) == (one == other)
+
+
+def test_settings_agree_whatever_the_model_is_called():
+    network = ["conv1/kernel", "block/conv1/kernel", "fc1/kernel"]
+    for name in ("", "net/", "b/"):
+        paths = [name + path for path in network]
+        for pattern in ("conv1/kernel", "block/*", "fc?", "*"):
+            assert agree(((f"net/{pattern}", 0.5),), ((f"net_1/{pattern}", 0.5),), paths)
+        assert agree((("net/fc1/kernel", 0.5),), (("fc1", 0.5),), paths)
+
+
+def test_a_layer_in_a_pattern_is_not_taken_for_the_model():
+    for paths in (PATHS, [path.removeprefix("net/") for path in PATHS]):
+        assert not agree((("conv1/kernel", 0.5),), (("kernel", 0.5),), paths)
+        assert not agree((("conv1/kernel", 0.5),), (("fc1/kernel", 0.5),), paths)
+        assert not agree((("block/fc2/kernel", 0.5),), (("*/kernel", 0.5),), paths)
+        assert not agree((("net/conv1", 0.5),), (("net/conv2", 0.5),), paths)
+    for path in ("fc/kernel", "net/fc/kernel"):
+        assert agree((("fc/kernel", 0.5),), (("net/fc/kernel", 0.5),), [path])
+        assert not agree((("fc/kernel", 0.5),), (("fc9/kernel", 0.5),), [path])
 
 
 def test_settings_show_and_store_only_other_distributions_than_global():

@@ -283,7 +283,7 @@ def test_settings_agree_on_the_structure():
     different = [None, "column", "row", "2:4", "1:2", (4, 4), (4, 8), ("column", "sum")]
     for one in different:
         for other in different:
-            assert settings(one).agrees_with(settings(other)) == (one == other)
+            assert settings(one).agrees_with(settings(other), []) == (one == other)
 
 
 def test_settings_show_and_store_a_structure():
