@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_freeze import backend, criteria
 from keras_freeze._utils.validation import check_int, check_number, value_error
@@ -14,7 +13,14 @@ from keras_freeze.callbacks.gradient_flow_history import EpochData
 from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen, num_batches
 from keras_freeze.computed_masks import scores_of_train_step
 from keras_freeze.criteria.scoring import scores_of_loss
-from keras_freeze.gradients.data import Batches, is_dataset, length_of, preprocessed
+from keras_freeze.gradients.data import (
+    Batches,
+    arrays_of,
+    is_dataset,
+    length_of,
+    preprocessed,
+    take,
+)
 from keras_freeze.gradients.train_step import has_own_train_step
 from keras_freeze.masks.changing import has_diverged, join_at_random, join_largest, leave
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
@@ -105,10 +111,8 @@ class RegrowTrained(MaskSchedule):
                 "that join the mask; criterion='random' needs none. "
                 f"Received: x=None, criterion={criterion!r}"
             )
-        self._x, self._others, self._steps = x, (y, sample_weight), steps
-        self._batch_size = batch_size
-        if x is not None:
-            _check_data(x, y, sample_weight, steps, batch_size)
+        self._steps, self._batch_size = check_int("steps", steps, minimum=1), batch_size
+        self._data = None if x is None else _checked(x, y, sample_weight, steps, batch_size)
 
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
         if not backend.TRACES_MASKS or self._is_over(optimizer):
@@ -176,9 +180,9 @@ class RegrowTrained(MaskSchedule):
         )
 
     def _batches(self, model: keras.Model, step: int) -> Batches | None:
-        if self._x is None:
+        data = self._data
+        if data is None:
             return None
-        data = (self._x, *self._others)
         if self._batch_size is not None:
             data = _piece(data, self._batch_size, step // self._frequency)
         return Batches(*preprocessed(model, *data), self._steps, None)
@@ -192,20 +196,23 @@ def _seed(optimizer: FreezeOptimizer, step: int) -> int:
 def _piece(data: Any, batch_size: int, number: int) -> Any:
     """Return the batch with a number of arrays, which begin again after the last whole one."""
     start = number % max(length_of(data) // batch_size, 1) * batch_size
-    rows = slice(start, start + batch_size)
-    return tree.map_structure(lambda part: None if part is None else part[rows], data)
+    return take(data, slice(start, start + batch_size))
 
 
-def _check_data(x: Any, y: Any, sample_weight: Any, steps: Any, batch_size: int | None) -> None:
-    """Check data before training, of which each change reads some batches.
+def _checked(
+    x: Any, y: Any, sample_weight: Any, steps: int, batch_size: int | None
+) -> tuple[Any, Any, Any]:
+    """Check data before training, of which each change reads some batches, and return them.
 
     Raises:
         TypeError, ValueError: as `EpochData`; for `steps` with arrays, `batch_size` with a dataset.
     """
-    check_int("steps", steps, minimum=1)
-    EpochData(x, y, sample_weight, steps if is_dataset(x) else None, batch_size)
-    if steps != 1 and not is_dataset(x):
+    if is_dataset(x):
+        EpochData(x, y, sample_weight, steps, batch_size)
+        return x, y, sample_weight
+    if steps != 1:
         raise ValueError(
             "Arrays are one batch; `steps` is for datasets, `batch_size` for arrays. "
             f"Received: steps={steps} with arrays"
         )
+    return arrays_of(x, y, sample_weight)

@@ -1,5 +1,6 @@
 """Batches of data from anything that `fit` takes: arrays, datasets and iterables."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,7 +52,7 @@ class Batches:
                     "Arrays are one batch; `steps` is for datasets. Received: "
                     f"steps={steps} with arrays."
                 )
-            pieces = _pieces(_arrays(x, y, sample_weight), batch_size)
+            pieces = _pieces(arrays_of(x, y, sample_weight), batch_size)
             self.items = [
                 (keras.utils.pack_x_y_sample_weight(*parts), weight) for *parts, weight in pieces
             ]
@@ -93,7 +94,7 @@ class Passes:
             check_int("steps", steps, minimum=1)
         _check_data(x)
         if not is_dataset(x):
-            arrays = _arrays(x, y, sample_weight)
+            arrays = arrays_of(x, y, sample_weight)
             if batch_size is None:
                 batch_size = _DEFAULT_BATCH_SIZE
             check_int("batch_size", batch_size, minimum=1)
@@ -222,14 +223,20 @@ def _first(batches: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _cut(arrays: Any, batch_size: int) -> Iterator[Any]:
-    """Yield pieces of arrays of one length."""
+    """Yield pieces of arrays of one length, as tensors."""
     for start in range(0, length_of(arrays), batch_size):
-        rows = slice(start, start + batch_size)
-        yield tree.map_structure(lambda array, rows=rows: _tensor(_take(rows, array)), arrays)
+        yield _tensors_of(take(arrays, slice(start, start + batch_size)))
 
 
-def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Return arrays of one length that can be sliced, sparse ones of scipy included."""
+def arrays_of(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Return arrays of one length that can be cut; sparse matrices of scipy in their CSR format.
+
+    They are checked by their first rows, without a copy of all that is an array already.
+
+    Raises:
+        ValueError, TypeError: as `Batches`.
+    """
+    _check_data(x)
     parts = {"x": x, "y": y, "sample_weight": sample_weight}
     data = tuple(
         tree.map_structure(functools.partial(_array, name=name), part)
@@ -244,7 +251,20 @@ def _arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
             "list or a dict is a structure of arrays, so use np.asarray for a list of numbers. "
             f"Received: arrays of length {' and '.join(map(str, sizes))}."
         )
+    for name, part in zip(parts, data, strict=True):
+        _tensors_of(take(part, slice(0, 1)), name)
     return data
+
+
+def take(arrays: Any, rows: slice) -> Any:
+    """Return some rows of what `arrays_of` returns."""
+
+    def part(array: Any) -> Any:
+        if array is None or int(array.shape[0]) <= rows.stop - rows.start:
+            return array
+        return backend.rows(array, rows) if ops.is_tensor(array) else array[rows]
+
+    return tree.map_structure(part, arrays)
 
 
 def _pieces(data: tuple[Any, Any, Any], batch_size: int | None) -> list[Batch]:
@@ -252,38 +272,45 @@ def _pieces(data: tuple[Any, Any, Any], batch_size: int | None) -> list[Batch]:
     return [(*piece, length_of(piece) / size) for piece in _cut(data, batch_size or size)]
 
 
-def _take(rows: slice, array: Any) -> Any:
-    if array is None or length_of(array) <= rows.stop - rows.start:
-        return array
-    return array[rows] if _is_scipy(array) else backend.rows(array, rows)
-
-
 def _tensors(data: Any) -> Any:
-    """Convert arrays to tensors as `fit` does, of its dtypes and sparse where its are."""
-    return tree.map_structure(lambda value: _tensor(_array(value)), data)
+    """Convert a batch to tensors as `fit` does, of its dtypes and sparse where its are."""
+    return _tensors_of(tree.map_structure(_array, data))
+
+
+def _tensors_of(arrays: Any, name: str = "x") -> Any:
+    return tree.map_structure(functools.partial(_tensor, name=name), arrays)
 
 
 def _array(value: Any, name: str = "x") -> Any:
-    """Convert a value to a tensor, or to a sparse matrix of scipy that can be sliced."""
+    """Convert a value that is no tensor to an array, or to a sparse matrix that can be cut."""
     if value is None or ops.is_tensor(value):
-        return value if value is None else ops.convert_to_tensor(value)
-    is_sparse = _is_scipy(value)
-    if is_sparse and len(value.shape) != 2:
-        raise value_error(name, value, "arrays; a sparse array of scipy has two dimensions")
+        return value
     if isinstance(value, str):
         raise type_error(name, value, "arrays")
+    if _is_scipy(value) and len(value.shape) != 2:
+        raise value_error(name, value, "arrays; a sparse array of scipy has two dimensions")
+    with _errors_about(name, value):
+        return value.tocsr() if _is_scipy(value) else np.asarray(value)
+
+
+def _tensor(value: Any, name: str) -> Any:
+    if value is None or ops.is_tensor(value):
+        return value if value is None else ops.convert_to_tensor(value)
+    with _errors_about(name, value):
+        if np.issubdtype(value.dtype, np.floating):
+            value = value.astype(keras.config.floatx())
+        if not _is_scipy(value):
+            return ops.convert_to_tensor(value)
+    return backend.sparse_tensor(value.tocoo())
+
+
+@contextlib.contextmanager
+def _errors_about(name: str, value: Any) -> Iterator[None]:
     try:
-        array = value.tocsr() if is_sparse else np.asarray(value)
-        if np.issubdtype(array.dtype, np.floating):
-            array = array.astype(keras.config.floatx())
-        return array if is_sparse else ops.convert_to_tensor(array)
+        yield
     except (TypeError, ValueError) as error:
         accepted = f"arrays of numbers, which {keras.backend.backend()} takes as tensors"
         raise value_error(name, value, accepted) from error
-
-
-def _tensor(value: Any) -> Any:
-    return backend.sparse_tensor(value.tocoo()) if _is_scipy(value) else value
 
 
 def _is_scipy(value: Any) -> bool:
