@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from keras_freeze import _keras_private, backend
@@ -21,8 +22,10 @@ from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.dense_update import DenseUpdate
 from keras_freeze.optimizer.inner_optimizer import averaging_optimizers, fresh_copies, slots_of
 from keras_freeze.optimizer.state import relabel
+from keras_freeze.optimizer.strategy import has_uniform_slots
 from keras_freeze.optimizer.trained_starts import weights_in
-from keras_freeze.optimizer.update import Update
+from keras_freeze.optimizer.update import Update, make_variable
+from keras_freeze.parameters import path_of
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
@@ -103,10 +106,11 @@ def _replace(
     """Set a mask and its update, with the slots and values on a grid of what stays trained."""
     update = optimizer.update
     assert update is not None
-    slots, grid = _slot_values(update, update.inner), update.grid_state()
-    was_compact = isinstance(update, CompactUpdate)
+    slots: dict[str, Any] = {}
+    grid, was_compact = update.grid_state(), isinstance(update, CompactUpdate)
     is_new = was_compact != compact or not update.accepts(mask, compact)
     if is_new:
+        slots = _slot_values(update, update.inner)
         state = replace(optimizer.state, mask=mask, compact=compact, grid={})
         optimizer.rebuild(state, optimizer.built_variables)
         update = optimizer.update
@@ -127,7 +131,8 @@ def _replace(
         if isinstance(slot, list):
             is_average = any(id(one) in averages for one in slot)
             pairs = list(zip(_keys(update), slot, strict=True))
-            _write_slots(pairs, places, slots[name], fresh[name], is_average)
+            old = slots[name] if is_new else None
+            _write_slots(pairs, places, old, fresh[name], is_average)
         elif is_new:
             slot.assign(slots[name])
     _restore_grid(update, grid, places)
@@ -193,9 +198,9 @@ def _merged(
     old: np.ndarray, from_places: np.ndarray, new: np.ndarray, to_places: np.ndarray
 ) -> np.ndarray:
     """Return `new` with entries of `old`; places are flat indices."""
-    merged = new.reshape(-1).copy()
-    merged[to_places] = old.reshape(-1)[from_places]
-    return merged.reshape(new.shape)
+    merged = np.array(new, order="C")
+    merged.reshape(-1)[to_places] = old.reshape(-1)[from_places]
+    return merged
 
 
 def _slot_values(update: Update, inner: Optimizer) -> dict[str, Any]:
@@ -224,24 +229,44 @@ def _fresh_slots(optimizer: "MaskedOptimizer", update: Update) -> dict[str, Any]
     """Return the values that slots have before the first step, of the present weights."""
     if isinstance(update, CompactUpdate):
         update.read_vectors()
+    variables = _keras_private.built_variables(update.inner)
+    is_uniform = has_uniform_slots(update.inner)
     with backend.strategy_scope(optimizer):
         ((_, fresh),) = fresh_copies(update.inner)
         with backend.slots_of_zeros(fresh):
-            fresh.build(_keras_private.built_variables(update.inner))
-    return _slot_values(update, fresh)
+            # Slots of one entry tell the others without the memory of all.
+            fresh.build(list(map(_with_one_entry, variables)) if is_uniform else variables)
+    slots = _slot_values(update, fresh)
+    if is_uniform:
+        shapes = dict(zip(_keys(update), [tuple(v.shape) for v in variables], strict=True))
+        for name, values in slots.items():
+            if isinstance(values, dict):
+                slots[name] = {k: np.broadcast_to(v[0], shapes[k]) for k, v in values.items()}
+    return slots
+
+
+def _with_one_entry(variable: Any) -> Any:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return make_variable(np.zeros(1), dtype, variable.name, path_of(variable))
 
 
 def _write_slots(
     slots: Sequence[tuple[int, Any]],
     places: _Places,
-    old: Mapping[int, np.ndarray],
+    old: Mapping[int, np.ndarray] | None,
     fresh: Mapping[int, np.ndarray],
     is_average: bool,
 ) -> None:
+    """Set slots to the values of before for what stays trained, and to fresh ones elsewhere.
+
+    `old` has the values of before; None if the slots themselves still do.
+    """
     for key, slot in slots:
-        if slot is not None and key in old:  # else nothing of the variable was trained before
-            # The average of a frozen weight is the weight, so that it goes on from there.
-            slot.assign(old[key] if is_average else places.carry_over(key, old[key], fresh[key]))
+        if slot is None or (old is not None and key not in old):
+            continue  # nothing of the variable was trained before
+        before = backend.to_numpy(slot) if old is None else old[key]
+        # The average of a frozen weight is the weight, so that it goes on from there.
+        slot.assign(before if is_average else places.carry_over(key, before, fresh[key]))
 
 
 def _restore_grid(update: Update, old: Mapping[int, np.ndarray], places: _Places) -> None:

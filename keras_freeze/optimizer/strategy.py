@@ -45,6 +45,13 @@ def is_coordinate_wise(inner: Any) -> bool:
     return public_optimizer_class(inner) in COORDINATE_WISE and not inner.use_ema
 
 
+def has_uniform_slots(inner: Any) -> bool:
+    """Return whether all entries of each of an inner optimizer's slots are known to start alike."""
+    # This one has a momentum that starts at the weights.
+    starts_at_weights = public_optimizer_class(inner) is keras.optimizers.ScheduleFreeAdamW
+    return is_coordinate_wise(inner) and not starts_at_weights
+
+
 def make_update(optimizer: "FreezeOptimizer", parameters: Sequence[Parameter]) -> Update:
     """Return the update for a FreezeOptimizer that is being built, and build its inner optimizer.
 

@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from own_steps import OwnStep
 
 import keras_freeze as kf
+from keras_freeze import backend
 from keras_freeze.callbacks import GradualFreezing, RegrowTrained
+from keras_freeze.optimizer import mask_changes
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.dense_update import DenseUpdate
 from keras_freeze.optimizer.inner_optimizer import slots_of
@@ -297,6 +299,54 @@ def test_slots_of_what_stays_are_kept_and_those_of_what_joins_are_fresh():
         accumulators[now[path]] = value_of(slot)
         assert (accumulators[now[path] & ~before[path]] == np.float32(0.1)).all()  # Adagrad's start
         assert (accumulators[now[path] & before[path]] > 0.1).all()
+
+
+ONE_VARIABLE_EACH = sorted(OPTIMIZERS.keys() - {"multi"})
+
+
+@pytest.mark.parametrize("way", ["compact", "dense"])
+@pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
+@pytest.mark.parametrize("inner", ONE_VARIABLE_EACH)
+@pytest.mark.cases(8, tensorflow=2, jax=2)
+def test_slots_start_as_those_of_an_optimizer_that_is_built_anew(inner, schedule, way, monkeypatch):
+    states = []
+    for is_known in (True, False):
+        if not is_known:
+            monkeypatch.setattr(mask_changes, "has_uniform_slots", lambda inner: False)
+        model = two_dense_layers()
+        optimizer = kf.FreezeOptimizer(OPTIMIZERS[inner](), 0.5)
+        compiled(model, optimizer)
+        kf.freeze(model, X[:8], Y[:8])
+        if way == "dense":
+            train(model, epochs=0)
+            mask_changes.change_update(optimizer, compact=False)
+        train(model, SCHEDULES[schedule][1](), epochs=1)
+        states.append(values_of([*model.variables, *optimizer.variables]))
+    assert all(same_bits(*pair) for pair in zip(*states, strict=True))
+
+
+@pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
+@pytest.mark.parametrize("inner", ["momentum", "adam", "ftrl", "accumulating"])
+@pytest.mark.cases(8, tensorflow=2, jax=2)
+def test_a_change_creates_no_second_set_of_slots(inner, schedule, monkeypatch):
+    model = two_dense_layers()
+    optimizer = kf.FreezeOptimizer(OPTIMIZERS[inner](), 0.5)
+    kf.freeze(compiled(model, optimizer), X[:8], Y[:8])
+    mask_changes.change_update(optimizer, compact=False)
+    monkeypatch.setattr(backend, "STEPS_ARE_EAGER", False)  # there, vectors of new sizes are needed
+    created = []
+    create = keras.optimizers.Optimizer.add_variable
+
+    def record(self, shape, *args, **kwargs):
+        created.append(shape)
+        return create(self, shape, *args, **kwargs)
+
+    monkeypatch.setattr(keras.optimizers.Optimizer, "add_variable", record)
+    watch = Watch(model)
+    # Until `end`, the masks of both have dense updates.
+    train(model, SCHEDULES[schedule][1]() if schedule == "rigl" else gradual(0.5, end=50), watch)
+    assert watch.num_changes >= 2
+    assert set(created) <= {(1,)}
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="nothing is traced on PyTorch")
