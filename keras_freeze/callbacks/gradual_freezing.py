@@ -1,12 +1,14 @@
 """The callback that freezes more and more weights."""
 
+import functools
+
 import keras
 
 from keras_freeze import backend
 from keras_freeze._utils.validation import check_int, check_number
 from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen, num_batches
 from keras_freeze.masks.changing import keep_largest
-from keras_freeze.masks.distributions import Group, groups_of
+from keras_freeze.masks.distributions import Group
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.optimizer.first_batch import make_train_function_again
@@ -125,16 +127,12 @@ class GradualFreezing(MaskSchedule):
         self.replace_masks(model, optimizer, mask, masks, is_compact, num_rescued)
 
     def _groups(self, optimizer: FreezeOptimizer, mask: FreezeMask, step: int) -> list[Group]:
-        distribution = optimizer.distribution
-        if isinstance(distribution, tuple):
-            distribution = tuple((p, self._rate(step, rate)) for p, rate in distribution)
-        entries = weights_in(mask)
-        return groups_of(
-            distribution,
-            self.rate(step),
-            [entry.trained.shape for entry in entries],
-            [entry.path for entry in entries],
+        return optimizer.groups(
+            [optimizer.parameters[entry.position] for entry in weights_in(mask)],
+            optimizer.parameters,
             must_match=False,
+            rate=functools.partial(self._rate, step),
+            freeze_rate=self._final_rate,
         )
 
 

@@ -193,6 +193,7 @@ class FreezeOptimizer(MaskedOptimizer):
         parameters: Sequence[Parameter],
         must_match: bool = True,
         rate: Callable[[float], float] | None = None,
+        freeze_rate: float | None = None,
     ) -> list[Group]:
         """Return which weights are compared with each other, and how many of them are trained.
 
@@ -200,7 +201,8 @@ class FreezeOptimizer(MaskedOptimizer):
             candidates: the weights that have scores.
             parameters: all variables; patterns may match weights that have no score.
             must_match: whether a pattern of the distribution that matches no weight is an error.
-            rate: what a step of a criterion in steps makes of each final rate. None: that.
+            rate: what a step on the way makes of each final rate. None: that.
+            freeze_rate: the final rate of the network; None: the optimizer's.
 
         Raises:
             ValueError: if one matches none.
@@ -213,7 +215,7 @@ class FreezeOptimizer(MaskedOptimizer):
             distribution = tuple((pattern, rate(own)) for pattern, own in distribution)
         return groups_of(
             distribution,
-            rate(self.freeze_rate),
+            rate(self.freeze_rate if freeze_rate is None else freeze_rate),
             [tuple(p.variable.shape) for p in candidates],
             [p.path for p in candidates],
             [p.path for p in parameters if p.is_frozen_candidate],

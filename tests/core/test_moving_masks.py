@@ -26,6 +26,7 @@ from own_steps import OwnStep
 import keras_freeze as kf
 from keras_freeze import backend
 from keras_freeze.callbacks import GradualFreezing, RegrowTrained
+from keras_freeze.masks.distributions import groups_of
 from keras_freeze.optimizer import mask_changes
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.dense_update import DenseUpdate
@@ -490,6 +491,36 @@ def test_a_distribution_holds_while_the_rate_rises():
     mask = kf.get_mask(model)
     assert mask["body/kernel"].sum() == 4  # floor(0.1 * 48)
     assert mask["head/kernel"].sum() == 12
+
+
+@same_on_all
+@pytest.mark.parametrize("distribution", ["global", "uniform", "erk", {"head": 0.5}])
+def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.3, distribution=distribution))
+    watch = Watch(model)
+    schedule = gradual(0.25, 0.75, begin=1, end=5, frequency=1, power=1)
+    train(model, schedule, watch, epochs=1)
+    shapes, paths = [(6, 8), (8, 3)], ["body/kernel", "head/kernel"]
+    for step, mask in enumerate(watch.masks[:5], 1):
+        rate, rates = 0.25 + 0.125 * (step - 1), distribution
+        if not isinstance(rates, str):
+            rates = (("head", 0.25 + 0.0625 * (step - 1)),)
+        groups = groups_of(rates, rate, shapes, paths)
+        assert mask.num_trained == sum(group.num_trained for group in groups)
+        for group in groups:
+            found = [int(mask[paths[member]].sum()) for member in group.members]
+            assert sum(found) == group.num_trained
+
+
+@same_on_all
+def test_rates_hold_that_are_given_by_another_name_of_the_model():
+    model = compiled(
+        two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.0, distribution={"head/kernel": 0.5})
+    )
+    kf.freeze(model, X[:8], Y[:8])
+    compiled(model, kf.FreezeOptimizer(sgd(), 0.0, distribution={"earlier/head/kernel": 0.5}))
+    train(model, gradual(0.5, 0.9))
+    assert kf.get_mask(model)["head/kernel"].sum() == 12
 
 
 def test_restricted_gradients_follow_the_mask():
