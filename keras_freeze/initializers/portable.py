@@ -253,7 +253,8 @@ class Orthogonal(ParameterizedInitializer):
         normal = self._drawn((longer, shorter), RandomNormal(0.0, 1.0)._transform(()), np.float64)
         matrix = _orthonormal_columns(normal)
         matrix = matrix if num_rows >= num_columns else matrix.T
-        return (matrix * self.gain).astype(np.float32).reshape(shape)
+        # In C order, which PyTorch keeps, and with it the order of its sums.
+        return np.ascontiguousarray(matrix * self.gain, np.float32).reshape(shape)
 
 
 PORTABLE: dict[str, type[ParameterizedInitializer]] = {

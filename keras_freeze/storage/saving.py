@@ -50,6 +50,7 @@ from keras_freeze.storage.sources import (
     check_explained,
     find_rankings,
     find_sources,
+    find_starts_of_whole,
     set_starts,
     warn_if_not_portable,
 )
@@ -125,7 +126,7 @@ def save(
     _check_flags(flags)
     base_model = None if base is None else open_base(base)
     base_variables = None if base_model is None else variables_of(base_model)
-    header, variables = described(model, base_variables, values, include_frozen)
+    header, variables = described(model, base_variables, values, include_frozen, include_optimizer)
     if not include_compile:
         header = dataclasses.replace(header, model={**header.model, COMPILED: None})
     if include_optimizer:
@@ -157,11 +158,12 @@ def described(
     base_variables: Sequence[Any] | None,
     values: str | Grid | Bits,
     include_frozen: bool = False,
+    include_starts: bool = False,
 ) -> tuple[Header, list[SavedVariable]]:
     """Return the header of a file of a model without its optimizer's state, and its variables.
 
-    `base_variables` are those of the base, or None; the other arguments and errors are as in
-    `save`.
+    `base_variables` are those of the base, or None; `include_starts` says whether weights that are
+    trained whole have their source, too; the other arguments and errors are as in `save`.
     """
     config = config_of(model)
     state, mask = state_of(model), get_mask(model)
@@ -175,6 +177,8 @@ def described(
         round_to_grid(model, variables, base_variables, values)
     if not include_frozen:
         check_explained(variables)
+    if include_starts:
+        find_starts_of_whole(variables, state, base_variables, initializers_of(model))
     set_changes(variables, base_variables)
     header = Header(
         versions=versions(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_freeze._utils.bits import checksum, from_bits
+from keras_freeze._utils.bits import as_bits, checksum, from_bits
 from keras_freeze.grids import DTYPES
 from keras_freeze.initializers.of_layers import in_words, is_portable, source_of, versions
 from keras_freeze.masks import frozen_variables
@@ -100,6 +100,43 @@ def _try_sources(
                 saved.bits = np.where(sourced, bits, saved.bits)
         if saved.equals(bits):
             saved.source = source
+
+
+def find_starts_of_whole(
+    variables: Sequence[SavedVariable],
+    state: State,
+    base: Sequence[Any] | None,
+    layer_initializers: Mapping[int, tuple[Any, str]],
+) -> None:
+    """Set the source of weights that are trained whole to what they were before training.
+
+    Nothing is taken from it. `load` then knows their values before training, as it does of others,
+    which callbacks need that freeze them again.
+
+    Args:
+        variables: The variables, whose other sources are known.
+        state: The state of the model's FreezeOptimizer.
+        base, layer_initializers: As of `find_sources`.
+    """
+    aligned = align([saved.variable for saved in variables], base or ())
+    for number, saved in enumerate(variables):
+        if saved.entry is None or not saved.entry.is_weight or saved.sourced.any():
+            continue
+        known = state.trained_starts.values.get(saved.entry.position)
+        held = layer_initializers.get(id(saved.variable))
+        candidates = [
+            Source(BASE, index=aligned[number]) if number in aligned else None,
+            None if saved.start is None else saved.start.source,
+            # Without values to compare with, an initializer may not be what it started from.
+            None if held is None or known is None else source_of(*held),
+        ]
+        for source in candidates:
+            if source is None or not (source.kind == BASE or is_portable(source)):
+                continue
+            (bits,) = guess([(source, saved.shape, saved.dtype)], base)
+            if bits is not None and (known is None or np.array_equal(bits, as_bits(known))):
+                saved.source = source
+                break
 
 
 def find_rankings(

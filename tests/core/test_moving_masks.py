@@ -430,6 +430,58 @@ def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     assert_same_weights(loaded, whole)
 
 
+@pytest.mark.parametrize("has_base", [False, True], ids=["seeds", "base"])
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (rigl, {"freeze_rate": 0.7, "distribution": {"head": 0.0}}),
+        (lambda: gradual(0.0, 0.9, 10, 16), {"freeze_rate": 0.9}),
+        (lambda: gradual(0.0, 0.9, 2, 16), {"freeze_rate": 0.9, "distribution": {"head": 0.0}}),
+    ],
+    ids=["rigl", "gradual before it begins", "gradual"],
+)
+@few
+def test_a_file_goes_on_bit_for_bit_where_weights_are_trained_whole(
+    make, settings, has_base, tmp_path
+):
+    base = with_loaded_weights() if has_base else None
+
+    def begun():
+        model = two_dense_layers()
+        if has_base:
+            model.set_weights(base.get_weights())
+        else:
+            kf.reinitialize(model, seed=1)
+        model = compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), **settings))
+        if make is rigl:
+            kf.freeze(model, X[:8], Y[:8])
+        train(model, make(), epochs=1)
+        return model
+
+    whole, other = begun(), begun()
+    assert any(entry.trained.all() for entry in kf.get_mask(other).entries)
+    train(whole, make(), epochs=1)
+    kf.save(other, tmp_path / "model.freeze", base=base, include_optimizer=True)
+    loaded = kf.load(tmp_path / "model.freeze", base=base)
+    assert_same_weights(loaded, other)
+    train(loaded, make(), epochs=1)
+    assert kf.get_mask(loaded) == kf.get_mask(whole)
+    assert_same_weights(loaded, whole)
+
+
+def test_starts_that_weights_trained_whole_did_not_have_are_not_in_a_file(tmp_path):
+    model = two_dense_layers()
+    kf.reinitialize(model, seed=1)
+    model.get_layer("head").kernel.assign(0.5 * model.get_layer("head").kernel)
+    settings = {"freeze_rate": 0.7, "distribution": {"head": 0.0}}
+    model = compiled(model, kf.FreezeOptimizer(sgd(), **settings))
+    kf.freeze(model, X[:8], Y[:8])
+    train(model, rigl(), epochs=1)
+    kf.save(model, tmp_path / "model.freeze", include_optimizer=True)
+    with pytest.raises(ValueError, match="not known"):
+        train(kf.load(tmp_path / "model.freeze"), rigl(), epochs=1)
+
+
 @same_on_all
 def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     model = two_dense_layers()

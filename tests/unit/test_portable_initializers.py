@@ -222,6 +222,12 @@ def test_golden_checksums(name):
     assert digest == GOLDEN[name]
 
 
+@pytest.mark.parametrize("shape", [(4, 30), (30, 4), (3, 2, 5, 40)])
+@pytest.mark.parametrize("name", portable_initializers.SEEDED)
+def test_values_are_in_c_order(name, shape):
+    assert portable_initializers.SEEDED[name]().values(shape).flags.c_contiguous
+
+
 made = st.one_of(
     st.builds(RandomUniform, st.floats(-9, 9), st.floats(-9, 9)),
     st.builds(RandomNormal, st.floats(-9, 9), st.floats(-9, 9)),
