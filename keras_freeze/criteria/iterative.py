@@ -187,8 +187,10 @@ class SynFlow(IterativeCriterion):
     grows beyond float32 in networks of some twenty layers; a layer that casts to float32 by itself
     does not. Where R is not between 2^-60 and 2^60, all scores are divided by one power of two.
 
-    Meant for ReLU and its like. The model must give logits: the sum of probabilities is constant.
-    For token ids, an input of ones would score one row of an embedding alone.
+    Meant for ReLU and its like. R is the sum of logits, since that of probabilities is constant:
+    where the last layer of the model is a softmax or sigmoid, or has one of them or its logarithm
+    as its activation, R is that of its inputs. Probabilities that come about in another way are
+    refused. For token ids, an input of ones would score one row of an embedding alone.
 
     Args:
         steps: the number T of steps. The share of weights that is left shrinks by one factor in
@@ -196,7 +198,8 @@ class SynFlow(IterativeCriterion):
 
     Raises:
         TypeError, ValueError: unless `steps` is a positive integer. `freeze` raises ValueError for
-            token ids, for a loss of probabilities, and where R or a score is not finite.
+            token ids, for probabilities or a loss of them whose logits are not known, where R does
+            not depend on the weights, and where R or a score is not finite.
 
     Example:
 

@@ -13,7 +13,7 @@ from keras_freeze import backend, criteria
 from keras_freeze.gradients.data import Batches
 from keras_freeze.gradients.loss import check_takes_logits, loss_gradients
 from keras_freeze.gradients.preserve import variables_kept
-from keras_freeze.gradients.synaptic_flow import synaptic_flow_gradients
+from keras_freeze.gradients.synaptic_flow import probability_layers, synaptic_flow_gradients
 from keras_freeze.parameters import Parameter
 
 
@@ -35,12 +35,13 @@ def iterative_scores(
         loss, scale: as of `loss_gradients`.
     """
     variables = [p.variable for p in parameters]
+    is_whole = masks is None
     if masks is None:
         masks = [np.ones(tuple(v.shape), bool) for v in variables]
     with _pruned(variables, masks):
         if isinstance(criterion, criteria.SynFlow):
             _check_gives_logits(model, loss)
-            gradients = synaptic_flow_gradients(model, variables, batches)
+            gradients = synaptic_flow_gradients(model, variables, batches, is_whole)
         else:
             assert batches is not None
             gradients = loss_gradients(model, variables, batches, loss, scale)
@@ -70,6 +71,9 @@ def _pruned(variables: Sequence[Any], masks: Sequence[np.ndarray]) -> Iterator[N
 
 
 def _check_gives_logits(model: keras.Model, loss: Any) -> None:
+    layers = probability_layers(model)
+    if layers and None not in layers:
+        return  # they are left out, so that the loss says nothing about what is summed
     check_takes_logits(
         model,
         loss,

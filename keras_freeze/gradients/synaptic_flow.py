@@ -18,6 +18,16 @@ from keras_freeze.parameters import path_of
 
 _LARGEST_EXPONENT = 60  # of R, for which the gradients are not scaled
 
+_LEAST_FLOW = 1e-6  # through the weights, as a share of R; that of rounding errors is less
+
+_TO_PROBABILITIES = (
+    keras.activations.softmax,
+    keras.activations.log_softmax,
+    keras.activations.sigmoid,
+    keras.activations.log_sigmoid,
+    keras.activations.hard_sigmoid,
+)
+
 _NO_IDS = (
     'The criterion "synflow" takes an input of ones, and of token ids or categories that would '
     "score the rows of one of them alone: use another criterion; or pass images as floats. "
@@ -25,22 +35,28 @@ _NO_IDS = (
 
 
 def synaptic_flow_gradients(
-    model: keras.Model, variables: Sequence[Any], batches: Iterable[Batch] | None
+    model: keras.Model,
+    variables: Sequence[Any],
+    batches: Iterable[Batch] | None,
+    is_whole: bool = True,
 ) -> list[Any]:
     """Compute the float32 gradients of R over variables, at the present values of the model.
 
     R is computed in double precision, and multiplied by one power of two where the gradients
-    would not fit in float32. The model is left as it was. Several processes get the sum of what
-    each computes, so that their scores have the same bits.
+    would not fit in float32. Where the last layer makes probabilities of logits, R is the sum of
+    these. The model is left as it was. Several processes get the sum of what each computes, so that
+    their scores have the same bits.
 
     Args:
         model: a built model. Its parameters and statistics count with their absolute values.
         variables: those whose gradients are wanted; None where R does not depend on one.
         batches: their first example gives shapes where the model does not tell them.
+        is_whole: whether nothing has been pruned yet, so that R must depend on the variables.
 
     Raises:
-        ValueError: for inputs whose shape is not known, or that are not real numbers; and where R
-            or a gradient is not finite.
+        ValueError: for inputs whose shape is not known, or that are not real numbers; where R or a
+            gradient is not finite; and where R does not depend on the variables, as for
+            probabilities that the model computes in another way than by its last layer.
     """
     ones = ones_for(model, batches)
     arguments = {"training": False} if takes_training(model.call) else {}
@@ -52,7 +68,12 @@ def synaptic_flow_gradients(
             return sum(ops.sum(of_output(ops.cast(output, "float64"))) for output in outputs)
 
     with failing_together(variables):
-        with state_kept(model), _without_signs(model), backend.double_precision():
+        with (
+            state_kept(model),
+            _without_signs(model),
+            _without_probabilities(model),
+            backend.double_precision(),
+        ):
             with data_errors():
                 size = float(backend.to_numpy(total(ops.abs)))
             _check_size(size)
@@ -60,6 +81,8 @@ def synaptic_flow_gradients(
             _, gradients = backend.gradients(flow, variables, _scale(size))
         gradients = [None if g is None else ops.cast(g, "float32") for g in gradients]
         _check_gradients(gradients, variables)
+        if is_whole:
+            _check_flow(gradients, variables, size * _scale(size))
     return sum_of_processes(gradients, variables)
 
 
@@ -79,6 +102,26 @@ def _check_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None
                 'The criterion "synflow" cannot score this model: gradients of the sum of its '
                 f"outputs are not finite, or beyond float32, for {path_of(variable)!r}."
             )
+
+
+def _check_flow(gradients: Sequence[Any], variables: Sequence[Any], size: float) -> None:
+    """Check that R, of this size, depends on variables that are not zero."""
+    values = [ops.cast(backend.read(v), "float32") for v in variables]
+    if size == 0 or not any(bool(ops.any(value)) for value in values):
+        return
+    flows = [
+        float(backend.to_numpy(ops.sum(ops.abs(ops.multiply(value, gradient)))))
+        for value, gradient in zip(values, gradients, strict=True)
+        if gradient is not None
+    ]
+    if max(flows, default=0.0) < _LEAST_FLOW * size:
+        raise ValueError(
+            'The criterion "synflow" sums the outputs of the model, and this sum does not depend '
+            "on its weights, as that of probabilities, or of activations that are saturated. Let "
+            "the model give logits and the loss take them (from_logits=True), or use another "
+            f"criterion. Received: a model of which {max(flows, default=0.0):.3g} of {size:.3g} "
+            "flows through the weights"
+        )
 
 
 def _scale(size: float) -> float:
@@ -107,6 +150,45 @@ def _in_double_precision(model: keras.Model) -> Iterator[None]:
     finally:
         for layer, policy in zip(layers, policies, strict=True):
             _keras_private.set_dtype_policy(layer, policy)
+
+
+def probability_layers(model: keras.Model) -> list[Any]:
+    """Return for each declared output the layer that makes probabilities of logits; None: none."""
+    outputs = getattr(model, "outputs", None) or []
+    return [_probability_layer(output) for output in tree.flatten(outputs)]
+
+
+def _probability_layer(output: Any) -> Any:
+    layer = _keras_private.creating_layer(output)
+    inner = layer.outputs if isinstance(layer, keras.Model) else []
+    if len(inner) == 1:
+        return _probability_layer(inner[0])
+    activation = vars(layer).get("activation")
+    is_one = any(activation is one for one in _TO_PROBABILITIES)
+    return layer if is_one or isinstance(layer, keras.layers.Softmax) else None
+
+
+@contextlib.contextmanager
+def _without_probabilities(model: keras.Model) -> Iterator[None]:
+    """Let layers at the end of a model that make probabilities of logits pass these on."""
+    layers = {id(layer): layer for layer in probability_layers(model) if layer is not None}
+    kept = []
+    for layer in layers.values():
+        name = "call" if isinstance(layer, keras.layers.Softmax) else "activation"
+        kept.append((vars(layer), name, vars(layer).get(name)))
+        vars(layer)[name] = _identity
+    try:
+        yield
+    finally:
+        for attributes, name, before in kept:
+            if before is None:
+                del attributes[name]
+            else:
+                attributes[name] = before
+
+
+def _identity(inputs: Any, mask: Any = None) -> Any:
+    return inputs
 
 
 @contextlib.contextmanager

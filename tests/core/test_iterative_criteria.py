@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import blobs, compiled, is_weight, same_bits, sgd, value_of, values_of
+from helpers import blobs, compiled, crossentropy, is_weight, same_bits, sgd, value_of, values_of
 from keras import layers
 from oracle import DenseByHand, brute_force_mask
 
@@ -470,12 +470,75 @@ def test_integers_for_a_model_without_declared_inputs_are_refused():
         scores_of(model, np.ones((2, 3), "int32"))
 
 
+def ending_in(end, loss="mse"):
+    """`relu_model` with something at its end that makes probabilities of its logits."""
+    logits = relu_model("synflow", biases=True)
+    activation = {"Dense": "softmax", "sigmoid": "sigmoid", "log": "log_softmax"}.get(end)
+    if activation:
+        logits.get_layer("head").activation = keras.activations.get(activation)
+    ends = {
+        "Activation": [layers.Activation("softmax")],
+        "Softmax": [layers.Softmax()],
+        "model": [keras.Sequential([keras.Input((3,)), layers.Softmax()])],
+    }
+    model = keras.Sequential([keras.Input((6,)), *logits.layers, *ends.get(end, [])])
+    compiled(model, logits.optimizer, loss=loss)
+    return model
+
+
+ENDS = ["Dense", "sigmoid", "log", "Activation", "Softmax", "model"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_logits_flow_where_the_last_layer_makes_probabilities_of_them(end):
+    model = ending_in(end)
+    before = values_of(model.trainable_variables)
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    outputs = keras.ops.convert_to_numpy(model(x))
+    gradients = synflow_by_hand(before)
+    for found, kernel, gradient in zip(scores_of(model), before[::2], gradients, strict=True):
+        np.testing.assert_allclose(found, np.abs(kernel) * gradient, rtol=1e-6)
+    # The model computes probabilities as ever, and neither its loss nor its end matters.
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(x)), outputs)
+    expected = kf.freeze(relu_model("synflow", biases=True))
+    assert kf.freeze(model) == expected
+    assert kf.freeze(ending_in(end, loss="categorical_crossentropy")) == expected
+
+
+def test_several_outputs_may_be_probabilities_and_not():
+    plain = relu_model("synflow", biases=True)
+    inputs = keras.Input((6,))
+    body = plain.get_layer("body")(inputs)
+    logits = plain.get_layer("head")(body)
+    value = layers.Dense(2, name="value")(body)
+    expected = scores_of(keras.Model(inputs, [logits, value]))
+    found = scores_of(keras.Model(inputs, [layers.Softmax()(logits), value]))
+    assert all(same_bits(*pair) for pair in zip(found, expected, strict=True))
+
+
 @same_on_all
-def test_probabilities_are_refused():
-    model = relu_model("synflow")
-    model.get_layer("head").activation = keras.activations.softmax
-    compiled(model, model.optimizer, loss="sparse_categorical_crossentropy")
+def test_probabilities_that_are_made_in_another_way_are_refused():
+    class Probabilities(layers.Layer):
+        def call(self, inputs):
+            return keras.ops.softmax(inputs)
+
+    plain = relu_model("synflow", biases=True)
+    model = keras.Sequential([keras.Input((6,)), *plain.layers, Probabilities()])
+    message = r"synflow.*does not depend on its weights.*from_logits=True.*Received: a model"
+    for loss in ("mse", crossentropy()):
+        with pytest.raises(ValueError, match=message):
+            kf.freeze(compiled(model, relu_model("synflow").optimizer, loss=loss))
+    compiled(model, relu_model("synflow").optimizer, loss="sparse_categorical_crossentropy")
     with pytest.raises(ValueError, match=r"synflow.*sums the outputs.*from_logits=True"):
+        kf.freeze(model)
+
+
+@same_on_all
+def test_weights_that_are_all_zero_have_no_flow():
+    model = relu_model("synflow", biases=True)
+    for kernel in kernels_of(model):
+        kernel.assign(np.zeros(kernel.shape))
+    with pytest.warns(UserWarning, match="All scores are zero"):
         kf.freeze(model)
 
 
