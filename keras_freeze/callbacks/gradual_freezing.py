@@ -34,7 +34,9 @@ class GradualFreezing(MaskSchedule):
 
     The model begins with its own mask, that of `freeze(..., freeze_rate=initial_rate)`, say. A
     model that is not frozen is trained whole if `initial_rate` is 0; else its first batch decides,
-    at `initial_rate`. The FreezeOptimizer's own `freeze_rate` is not used and stays as it is.
+    at `initial_rate`, and so it does with the structure "n:m", which always freezes some. (For a
+    criterion in steps, call `freeze`.) The FreezeOptimizer's own `freeze_rate` is not used and
+    stays as it is.
 
     Until `end`, the inner optimizer has moments of all weights on TensorFlow and JAX, so that the
     training step need not be compiled again for each rate; then of trained weights alone. What
@@ -101,11 +103,13 @@ class GradualFreezing(MaskSchedule):
         is_new = num_batches(optimizer) <= self._begin and optimizer.structure is None
         budget = sum(group.num_trained for group in self._groups(optimizer, mask, self._begin))
         if is_new and mask.num_trained < budget:
+            has_rates = isinstance(optimizer.distribution, tuple)  # which `freeze` applies as final
+            call = f"`keras_freeze.freeze(model, x, y, freeze_rate={self._initial_rate})`"
             raise ValueError(
                 "GradualFreezing only freezes weights that are trained, and the model's mask has "
-                f"a rate of {mask.freeze_rate:.6g}. Freeze it at the initial rate, by "
-                f"`keras_freeze.freeze(model, x, y, freeze_rate={self._initial_rate})`, or not at "
-                f"all. Received: initial_rate={self._initial_rate}"
+                f"a rate of {mask.freeze_rate:.6g}. Do not freeze the model before"
+                + ("" if has_rates else f", or at the initial rate, by {call}")
+                + f". Received: initial_rate={self._initial_rate}"
             )
 
     def changed_until(self, recorded: int | None, num_steps: int) -> int:

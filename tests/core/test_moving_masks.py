@@ -749,11 +749,17 @@ def test_models_whose_masks_cannot_move_are_errors(optimizer, message, schedule)
 
 
 @same_on_all
-def test_a_mask_of_a_higher_rate_than_the_initial_one_is_an_error():
-    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.9))
+@pytest.mark.parametrize(
+    ("distribution", "advises_a_rate"), [("global", True), ({"head": 0.9}, False)]
+)
+def test_a_mask_of_a_higher_rate_than_the_initial_one_is_an_error(distribution, advises_a_rate):
+    optimizer = kf.FreezeOptimizer(sgd(), 0.9, distribution=distribution)
+    model = compiled(two_dense_layers(), optimizer)
     kf.freeze(model, X[:8], Y[:8])
-    with pytest.raises(ValueError, match=r"initial_rate=0\.5"):
+    with pytest.raises(ValueError, match=r"initial_rate=0\.5") as error:
         train(model, gradual(0.5))
+    # The rates of patterns are not those that `freeze` is given.
+    assert ("freeze_rate=0.5" in str(error.value)) == advises_a_rate
 
 
 @same_on_all
