@@ -76,12 +76,14 @@ if not (platform.system() == "Darwin" and platform.machine() == "arm64"):
 
 
 def zero_after(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
-    """Return a 0 that XLA cannot have before the values of `variables`; None where not needed.
+    """Return a 0 that cannot be there before the values of `variables`; None where not needed.
 
-    Where XLA compiles a whole step, it copies a kernel in which entries are replaced unless all
-    that reads the kernel has certainly been computed before. The new values of all that is trained
-    follow from all gradients, and these from all that the kernel was read for: adding this to the
-    entries' indices settles the order.
+    TensorFlow's graph optimizer may lose the order of a read and an assignment that only control
+    dependencies tell: a kernel would be scaled before the loss is computed with it. And where XLA
+    compiles a whole step, it copies a kernel in which entries are replaced unless all that reads
+    the kernel has certainly been computed before. The new values of all that is trained follow from
+    all gradients, and these from all that the kernel was read for: adding this to the entries'
+    indices settles the order.
     """
     if tf.executing_eagerly() or tf.distribute.has_strategy() or not variables:
         return None

@@ -226,8 +226,9 @@ class CompactUpdate(Update):
             or position in self.grids
             or (factor is not None and position in self.indices)
         ]
-        zero = None
-        if any(self.parameters[p].size > _LARGE for _, p in changed if p in self.indices):
+        zero, masked = None, [p for _, p in changed if p in self.indices]
+        # A kernel of which nothing is trained is scaled by a number that follows from no gradient.
+        if any(self.parameters[p].size > _LARGE or not self.trained_counts[p] for p in masked):
             zero = backend.zero_after(gradients, variables)
         for variable, position in changed:
             if position in self.indices:

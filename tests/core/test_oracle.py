@@ -121,6 +121,39 @@ def test_decayed_frozen_weights_follow_their_recurrence(way, nesterov):
         np.testing.assert_allclose(variable.numpy()[frozen], w[frozen], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("freeze_rate", "distribution"), [(0.9, "global"), (0.9, {"fc2": 1.0}), (1.0, "global")]
+)
+@pytest.mark.cases(3)
+def test_steps_with_decay_use_the_weights_before_they_shrink(freeze_rate, distribution):
+    l2 = 0.5  # so that it shows which weights a gradient is of
+    model = kf.models.lenet_300_100(seed=3)
+    model.compile(
+        optimizer=kf.FreezeOptimizer(
+            keras.optimizers.SGD(LEARNING_RATE),
+            freeze_rate,
+            frozen_weights="decay",
+            l2=l2,
+            distribution=distribution,
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x, y = make_data()
+    kf.freeze(model, x[:BATCH], y[:BATCH])
+    mask = kf.get_mask(model)
+    network = DenseByHand(numbers(model))
+    for step in range(9):
+        rows = slice(step % 3 * BATCH, (step % 3 + 1) * BATCH)
+        model.fit(x[rows], y[rows], batch_size=BATCH, verbose=0)
+        for i, gradient in enumerate(network.gradients(x[rows], y[rows])):
+            if i in KERNELS:
+                gradient = np.where(mask[model.trainable_variables[i]], gradient, 0.0)
+            change = -LEARNING_RATE * (gradient + l2 * network.values[i])
+            network.values[i] = network.values[i] + change
+        for i, value in enumerate(numbers(model)):
+            np.testing.assert_allclose(value, network.values[i], rtol=1e-4, atol=2e-6)
+
+
 def test_snip_trains_the_network_of_the_kept_weights():
     model = make_model(freeze_rate=0.9, frozen_weights="zero")
     x, y = make_data()
