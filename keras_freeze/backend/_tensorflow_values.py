@@ -51,7 +51,7 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return tf.bitcast(chosen, yes.dtype)
 
 
-def assign(variable: Any, values: np.ndarray) -> None:
+def assign(variable: Any, values: Any) -> None:
     """Assign a NumPy array of a variable's shape and dtype, outside compiled functions."""
     tensor_variable(variable).assign(values, read_value=False)  # in half the time of Keras's
 
