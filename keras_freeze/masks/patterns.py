@@ -1,7 +1,6 @@
 """Patterns of paths and their rates, as a `distribution` has them. Neither Keras nor NumPy."""
 
 import fnmatch
-import re
 from collections.abc import Sequence
 
 Patterns = tuple[tuple[str, float], ...]
@@ -69,9 +68,20 @@ def pattern_without_name(pattern: str, name: str, paths: Sequence[str]) -> str:
     return rest if first == name and matched and _found(rest, short) == matched else pattern
 
 
+def model_name(paths: Sequence[str]) -> str:
+    """Return the first component of paths, which is the model's name; empty if they differ in it.
+
+    Example:
+        >>> model_name(["net/conv1/kernel", "net/fc1/kernel"])
+        'net'
+    """
+    firsts = {path.partition("/")[0] for path in paths}
+    return firsts.pop() if len(firsts) == 1 else ""
+
+
 def _without_model_name(paths: Sequence[str]) -> dict[str, str]:
-    first = {path.partition("/")[0] for path in paths}
-    return {path: path.partition("/")[2] if len(first) == 1 else path for path in paths}
+    name = model_name(paths)
+    return {path: path.partition("/")[2] if name else path for path in paths}
 
 
 def _found(pattern: str, short: dict[str, str]) -> list[str]:
@@ -90,9 +100,7 @@ def _matches_elsewhere(pattern: str, path: str, short: str) -> bool:
 
 def _matches(pattern: str, path: str, from_start: bool = False) -> bool:
     """Return whether some components of a path, one after the other, match."""
-    expression = re.compile(fnmatch.translate(pattern))
     parts = path.split("/")
     starts = range(1 if from_start else len(parts))
-    return any(
-        expression.match("/".join(parts[i:j])) for i in starts for j in range(i + 1, len(parts) + 1)
-    )
+    some = ("/".join(parts[i:j]) for i in starts for j in range(i + 1, len(parts) + 1))
+    return any(fnmatch.fnmatchcase(part, pattern) for part in some)

@@ -19,7 +19,7 @@ from keras_freeze._utils.validation import (
 from keras_freeze.criteria.criteria import check_criterion
 from keras_freeze.masks.distributions import check_distribution
 from keras_freeze.masks.mask import FreezeMask
-from keras_freeze.masks.patterns import pattern_without_name
+from keras_freeze.masks.patterns import model_name, pattern_without_name
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.masks.settings import Distribution
 from keras_freeze.masks.structure import check_structure
@@ -189,8 +189,7 @@ def names_for_config(
         parameters: what the optimizer was built with; none if it is not built.
     """
     paths = [p.path for p in parameters]
-    firsts = {path.partition("/")[0] for path in paths}
-    name = firsts.pop() if len(firsts) == 1 else ""
+    name = model_name(paths)
     excluded = [exclude_without_name(entry, name, paths) for entry in exclude]
     if isinstance(distribution, str):
         return excluded, distribution

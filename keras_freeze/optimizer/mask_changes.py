@@ -106,11 +106,10 @@ def _replace(
     """Set a mask and its update, with the slots and values on a grid of what stays trained."""
     update = optimizer.update
     assert update is not None
-    slots: dict[str, Any] = {}
     grid, was_compact = update.grid_state(), isinstance(update, CompactUpdate)
     is_new = was_compact != compact or not update.accepts(mask, compact)
+    slots = _slot_values(update, update.inner) if is_new else {}
     if is_new:
-        slots = _slot_values(update, update.inner)
         state = replace(optimizer.state, mask=mask, compact=compact, grid={})
         optimizer.rebuild(state, optimizer.built_variables)
         update = optimizer.update
