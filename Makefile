@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 .PHONY: help demo test test-slow test-all lint
 .SECONDARY:
 
-# Many processes import the same: what is compiled for one serves all.
+# Many processes import the same: what is compiled for one serves all. That is a small part of what
+# is installed; compiling all of it would take a third of the time of installing.
 unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 help:  ## what each target is for
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -19,7 +21,8 @@ demo: $(VENV)/.installed-examples  ## three networks side by side, one of them f
 # target: tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile --durations=25
 FAST := -m "not slow and not exhaustive"
-SLOW := -m "slow and not exhaustive"
+# In the order of the files: those that start processes have few tests, and would come last.
+SLOW := --no-loadscope-reorder -m "slow and not exhaustive"
 ALL := --hypothesis-profile=many
 
 test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on all three backends: five minutes on two cores
@@ -31,11 +34,10 @@ test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on a
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## the paper's side, whole programs, other processes and devices
 	@status=0; \
-	KERAS_BACKEND=torch $(PYTEST) $(SLOW) tests/unit tests/core || status=1; \
-	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) tests/core tests/tensorflow tests/paper tests/end_to_end \
+	KERAS_BACKEND=torch $(PYTEST) $(SLOW) tests/core tests/unit || status=1; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) tests/end_to_end tests/tensorflow tests/paper tests/core \
 	|| status=1; \
-	KERAS_BACKEND=jax $(PYTEST) $(SLOW) tests/core/test_jax_processes.py \
-	tests/core/test_compact_sums_of_jax.py || status=1; \
+	KERAS_BACKEND=jax $(PYTEST) $(SLOW) tests/core/test_*jax*.py || status=1; \
 	exit $$status
 
 test-all: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## every case of every test: an hour and a quarter on two cores
@@ -62,14 +64,13 @@ package: $(VENV)/.installed-package  ## sdist and wheel, installed and used
 
 $(VENV)/.installed-%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "Installing keras_freeze[$*] into $(VENV); a few minutes the first time."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(PIP) --editable '.[$*]'
 	@touch $@
 
 # Without what KerasHub asks for and its tests do not use, such as tensorflow-text, which allows one
 # version of TensorFlow only.
 $(VENV)/.installed-keras-hub: | $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	'keras-hub==0.32.*' regex tokenizers
+	$(PIP) --no-deps 'keras-hub==0.32.*' regex tokenizers
 	@touch $@
 
 $(BIN)/python:

@@ -6,7 +6,8 @@
 
 A test with many cases says with `cases(n)` how many of them the first two run: those that differ
 most from each other. The others are `exhaustive`. `cases(n, jax=m)` gives another number for a
-backend; what is `slow_on("jax")` is slow on that backend alone.
+backend; what is `slow_on("jax")` is slow on that backend alone. A test of what all backends share
+is `same_on_all`: exhaustive on each but PyTorch, which is quickest.
 """
 
 import collections
@@ -63,11 +64,13 @@ def is_slow(item):
 
 
 def mark_targets(items):
-    """Adds `slow` by folder and backend, and `exhaustive` to the cases that are left out."""
+    """Adds `slow` by folder and backend, and `exhaustive` to what `make test-all` alone runs."""
     cases = collections.defaultdict(list)
     for item in items:
         if is_slow(item):
             item.add_marker("slow")
+        if BACKEND != "torch" and item.get_closest_marker("same_on_all"):
+            item.add_marker("exhaustive")
         if item.get_closest_marker("cases") and not item.get_closest_marker("exhaustive"):
             cases[item.nodeid.split("[")[0]].append(item)
     for of_one_test in cases.values():

@@ -12,7 +12,6 @@ import keras_freeze as kf
 from keras_freeze.callbacks import GradientFlowHistory, RegrowTrained
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 X, Y = blobs()
 SPARSE = ["csr_matrix", "csc_matrix", "coo_matrix", "lil_array", "csc_array", "coo_array"]
@@ -67,7 +66,7 @@ def test_masks_move_by_sparse_matrices_as_by_dense_ones(kind, batch_size):
     assert masks_of(sparse, batch_size=batch_size) == masks_of(x, batch_size=batch_size)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("batch_size", [None, 12])
 @pytest.mark.parametrize("kind", ["tensors", "float64", "strided", "masked arrays"])
 def test_masks_move_by_every_kind_of_array(kind, batch_size):
@@ -82,7 +81,7 @@ def test_masks_move_by_every_kind_of_array(kind, batch_size):
     assert masks_of(convert(X), convert(Y), batch_size=batch_size) == expected
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("kind", ["arrays", "tensors", "sparse"])
 def test_masks_move_by_dicts_of_arrays(kind):
     convert = {
@@ -97,7 +96,7 @@ def test_masks_move_by_dicts_of_arrays(kind):
         assert masks_of(given, model=two_inputs, batch_size=12) == expected
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_masks_move_by_batches_of_a_dataset():
     expected = masks_of(X[:24], Y[:24])
     assert masks_of(Pieces(X), None, steps=2) != masks_of(Pieces(X), None)
@@ -109,7 +108,7 @@ def test_masks_move_by_batches_of_a_dataset():
         assert masks_of(data, None) == expected
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("make", [RegrowTrained, GradientFlowHistory])
 def test_data_are_checked_without_copies(make):
     x, y = np.zeros((1000, 1000), "float64"), np.zeros(1000, "int64")
@@ -122,7 +121,7 @@ def test_data_are_checked_without_copies(make):
     assert callback is not None
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [

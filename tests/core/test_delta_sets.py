@@ -16,10 +16,6 @@ from helpers import same_bits, value_of, values_of
 import keras_freeze as kf
 from keras_freeze.storage.patches import Patch
 
-pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
-
-
 pytestmark = pytest.mark.cases(None, tensorflow=2, jax=2)
 
 
@@ -81,7 +77,7 @@ def test_every_switch_gives_the_network_bit_for_bit(base, files, tmp_path):
     assert 0 < deltas.num_bytes < 4 * 12 * num_values
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_set_takes_more_deltas_while_one_is_on(base, files, tmp_path):
     deltas = kf.DeltaSet(base)
     deltas.add("few", tmp_path / "few.freeze")
@@ -94,7 +90,7 @@ def test_a_set_takes_more_deltas_while_one_is_on(base, files, tmp_path):
     assert list(deltas) == ["many"]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_bad_names_and_files_leave_the_set_as_it_was(base, files, tmp_path):
     before = values_of(weights(base))
     deltas = kf.DeltaSet(base)
@@ -134,7 +130,7 @@ def test_a_model_that_was_trained_since_is_not_switched(active, base, files, tmp
     assert_bits(base, before)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_training_that_only_the_next_delta_would_replace_is_kept(base, files, tmp_path):
     deltas = kf.DeltaSet(base)
     only_bias = copy_of(base)
@@ -154,7 +150,7 @@ def test_training_that_only_the_next_delta_would_replace_is_kept(base, files, tm
     assert_bits(base, before)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_an_error_in_the_middle_leaves_the_model_as_it_was(base, files, tmp_path, monkeypatch):
     deltas = kf.DeltaSet(base)
     for name in ("few", "many"):
@@ -176,7 +172,7 @@ def test_an_error_in_the_middle_leaves_the_model_as_it_was(base, files, tmp_path
     assert deltas.active == "few"
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_deltas_are_applied_one_on_the_other_and_removed_in_turn(base, files, tmp_path):
     before = values_of(weights(base))
     kf.apply_delta(base, tmp_path / "few.freeze")
@@ -209,7 +205,7 @@ class Counters(keras.layers.Layer):
         return x
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_variables_of_other_types_are_replaced(tmp_path):
     base = keras.Sequential([keras.Input((4,)), Counters(), keras.layers.Dense(3)])
     tuned = copy_of(base)
@@ -225,7 +221,7 @@ def test_variables_of_other_types_are_replaced(tmp_path):
     assert_bits(base, before)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_threads_that_hold_the_lock_see_one_delta(base, files, tmp_path):
     deltas = kf.DeltaSet(base)
     for name in files:
@@ -249,7 +245,7 @@ def test_threads_that_hold_the_lock_see_one_delta(base, files, tmp_path):
     assert wrong == []
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("name", ["few", "pruned", "all"])
 def test_an_undo_file_turns_the_model_back(name, base, files, tmp_path):
     before = values_of(weights(base))
@@ -264,7 +260,7 @@ def test_an_undo_file_turns_the_model_back(name, base, files, tmp_path):
         kf.apply_delta(copy_of(base), tmp_path / "undo.freeze")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_an_undo_file_that_cannot_be_written_leaves_the_base(base, files, tmp_path, monkeypatch):
     before = values_of(weights(base))
     path = tmp_path / "few.freeze"
@@ -294,7 +290,7 @@ model.save(sys.argv[3])
 """
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.slow
 def test_another_process_removes_a_delta(base, files, tmp_path):
     before = values_of(weights(base))

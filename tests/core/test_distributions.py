@@ -30,7 +30,6 @@ from keras_freeze.parameters import classify
 from keras_freeze.storage.container import read_container
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 X, Y = blobs()
 RATE = 0.87
@@ -116,7 +115,7 @@ def test_criteria_without_data_train_as_many_weights_both_ways(name, criterion):
     assert kf.get_mask(by_freeze) == kf.get_mask(by_batch)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("arguments", [{"criterion": "grasp"}, {"criterion": lambda w, g: g * w}])
 def test_signed_scores_train_as_many_weights(arguments):
     for name, distribution in DISTRIBUTIONS.items():
@@ -173,7 +172,7 @@ def test_masks_are_drawn_with_the_same_numbers(name):
     assert counts(model) == COUNTS[name]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_report_counts_what_is_trained(name):
     report = kf.report(decided("freeze", DISTRIBUTIONS[name]))
@@ -240,7 +239,7 @@ def test_a_pattern_may_match_a_weight_that_has_no_gradient_in_a_train_step():
 # Settings
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("name", ["global", *DISTRIBUTIONS])
 def test_another_optimizer_inherits_the_mask_with_the_same_distribution_only(name):
     distribution = DISTRIBUTIONS.get(name, "global")
@@ -311,7 +310,7 @@ def test_keras_files_keep_the_distribution(name, way, tmp_path):
     assert kf.get_mask(model) != mask
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Lamb])
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_a_layer_with_a_rate_of_its_own_may_become_untrainable(way, inner, tmp_path):
@@ -333,7 +332,7 @@ def test_a_layer_with_a_rate_of_its_own_may_become_untrainable(way, inner, tmp_p
         kf.freeze(model, X, Y, overwrite=True)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_weights_do_not_bring_a_mask_of_another_distribution(tmp_path):
     decided("freeze", "erk").save_weights(tmp_path / "model.weights.h5")
     model = compiled(network(), freezer("uniform"))
@@ -344,7 +343,7 @@ def test_weights_do_not_bring_a_mask_of_another_distribution(tmp_path):
     assert counts(model) == COUNTS["erk"]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_patterns_with_the_name_of_the_model_are_kept_by_files(tmp_path):
     distribution = {"conv_net/conv1/kernel": 0.5}
     model = decided("freeze", distribution)
@@ -368,7 +367,7 @@ def test_patterns_with_the_name_of_the_model_are_kept_by_files(tmp_path):
                 fit(loaded, X, Y)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_model_of_another_name_loads_the_weights_of_the_same_distribution(tmp_path):
     model = decided("freeze", {"conv_net/conv1/kernel": 0.5})
     model.save_weights(tmp_path / "model.weights.h5")
@@ -381,7 +380,7 @@ def test_a_model_of_another_name_loads_the_weights_of_the_same_distribution(tmp_
         other.load_weights(tmp_path / "model.weights.h5")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_layer_that_is_called_as_the_model_keeps_its_rate(tmp_path):
     layers = [keras.layers.Dense(5, name="net"), keras.layers.Dense(3, name="head")]
     model = keras.Sequential([keras.Input((6,)), *layers], name="net")
@@ -393,7 +392,7 @@ def test_a_layer_that_is_called_as_the_model_keeps_its_rate(tmp_path):
         assert counts(one) == [15, 1]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_excluded_layers_may_be_called_as_the_model(tmp_path):
     layers = [keras.layers.Dense(5, name="fc"), keras.layers.Dense(3, name="net")]
     model = keras.Sequential([keras.Input((6,)), *layers], name="net")
@@ -405,7 +404,7 @@ def test_excluded_layers_may_be_called_as_the_model(tmp_path):
     assert counts(loaded) == [15]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", ["snip", "random", "magnitude"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_files_keep_the_distribution_and_derive_masks(name, criterion, tmp_path):
@@ -433,7 +432,7 @@ def test_files_keep_the_distribution_and_derive_masks(name, criterion, tmp_path)
         fit(loaded, X, Y)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_files_of_global_masks_do_not_name_the_distribution(tmp_path):
     model = decided("freeze", "global")
     kf.save(model, tmp_path / "model.freeze")
@@ -444,7 +443,7 @@ def test_files_of_global_masks_do_not_name_the_distribution(tmp_path):
     assert (tmp_path / "model.freeze").read_bytes()[8] == 1
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     "rest",
     [

@@ -19,7 +19,6 @@ from helpers import (
 import keras_freeze as kf
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 
 def wide_model(units=60):
@@ -65,7 +64,7 @@ def test_frozen_weights_keep_their_bits_and_the_others_are_trained():
     assert kf.get_mask(model) == mask
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_the_mask_follows_from_the_seed():
     first, again, other = (frozen(seed=seed) for seed in (0, 0, 1))
     assert kf.get_mask(first) == kf.get_mask(again)
@@ -73,7 +72,7 @@ def test_the_mask_follows_from_the_seed():
     assert counts(first) == counts(other)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_file_holds_rates_instead_of_the_mask(tmp_path):
     sizes = []
     for drawn in (True, False):
@@ -95,7 +94,7 @@ def test_a_file_holds_rates_instead_of_the_mask(tmp_path):
     assert sizes[0] < sizes[1]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_quantized_model_with_a_drawn_mask_is_saved_without_loss(tmp_path):
     model = frozen()
     fit(model, *blobs(), batch_size=8)
@@ -106,7 +105,7 @@ def test_a_quantized_model_with_a_drawn_mask_is_saved_without_loss(tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_mask_that_is_chosen_later_is_saved_as_it_is(tmp_path):
     model = frozen()
     kf.freeze(model, *blobs(), overwrite=True)
@@ -116,7 +115,7 @@ def test_a_mask_that_is_chosen_later_is_saved_as_it_is(tmp_path):
     assert kf.get_mask(kf.load(tmp_path / "model.freeze")) == chosen
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_delta_may_have_a_drawn_mask(tmp_path):
     base, model = dense_model(), dense_model()
     compiled(model)
@@ -128,7 +127,7 @@ def test_a_delta_may_have_a_drawn_mask(tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("rate", [0.0, 0.9999, 1.0])
 def test_extreme_rates_are_drawn_as_well(rate, tmp_path):
     model = frozen(rate)
@@ -138,14 +137,14 @@ def test_extreme_rates_are_drawn_as_well(rate, tmp_path):
     assert mask == kf.get_mask(model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("value", [1, "yes", None, np.True_])
 def test_drawn_is_a_boolean(value):
     with pytest.raises(TypeError, match="Argument `drawn` must be"):
         kf.freeze(compiled(dense_model()), *blobs(), drawn=value)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_mask_that_is_given_is_not_drawn():
     with pytest.raises(ValueError, match="`drawn` and `mask` exclude each other"):
         kf.freeze(compiled(dense_model()), mask=lambda variable: None, drawn=True)

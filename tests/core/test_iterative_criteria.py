@@ -15,7 +15,6 @@ import keras_freeze as kf
 from keras_freeze.criteria import FORCE, IterativeCriterion, IterativeSNIP, SynFlow
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 
 CRITERIA = [IterativeSNIP(5), FORCE(5), SynFlow(7)]
@@ -132,7 +131,7 @@ def test_masks_of_all_steps_are_those_by_hand(name, rate):
     assert equal(found, [np.where(m, v, 0) for m, v in zip(expected, values[::2], strict=True)])
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_steps_change_the_mask_and_force_brings_weights_back():
     """The tests by hand tell the criteria apart."""
     found = {}
@@ -144,7 +143,7 @@ def test_steps_change_the_mask_and_force_brings_weights_back():
     assert len(set(found.values())) == len(BY_HAND) - 1
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_batches_of_a_dataset_are_summed_in_each_step():
     (x, y), criterion = blobs(), FORCE(3)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
@@ -176,7 +175,7 @@ def test_where_frozen_weights_stay_in_the_network_one_step_is_all(criterion, fro
     assert pruned != masks[0]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", [IterativeSNIP(1), FORCE(9)], ids=repr)
 def test_score_of_the_whole_network_is_that_of_snip(criterion):
     found = scores_of(relu_model("snip"), *blobs(), criterion=criterion)
@@ -184,7 +183,7 @@ def test_score_of_the_whole_network_is_that_of_snip(criterion):
     assert all(map(same_bits, found, expected))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.99, 1.0])
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
 def test_counts_are_exact(criterion, rate):
@@ -196,7 +195,7 @@ def test_counts_are_exact(criterion, rate):
     assert mask.num_trained - mask.num_rescued == {0.0: 144, 0.5: 72, 0.99: 1, 1.0: 0}[rate]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("distribution", ["uniform", {"body": 0.5}, {"body": 0.0}, {"head": 1.0}])
 def test_distribution_holds_in_each_step(distribution):
     """Each rate of a mapping is approached at its own pace; 0 and 1 are there at once."""
@@ -237,7 +236,7 @@ def test_distribution_holds_in_each_step(distribution):
     assert equal(masks_of(model), masks)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_rate_of_a_step_is_a_decimal_number():
     assert [FORCE(2).rate(0.99, 1), SynFlow(4).rate(0.9999, 2)] == [0.9, 0.99]
 
@@ -295,7 +294,7 @@ def deep(depth, width=256, dtype=None, biases=False):
     return compiled(model, optimizer)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_forty_layers_do_not_overflow():
     model = deep(40)
     flow = np.ones((1, 8))
@@ -320,7 +319,7 @@ def test_small_flow_does_not_underflow():
     assert 0.5 <= sums[0] <= 1.0
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_flow_beyond_double_precision_is_an_error():
     model = deep(20, width=8)
     for kernel in model.weights:
@@ -368,7 +367,7 @@ def normalized_model():
     return compiled(model, optimizer)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_statistics_count_with_their_absolute_values_in_inference_mode():
     model = normalized_model()
     first, bias, gamma, beta, mean, variance, second, _ = [
@@ -421,7 +420,7 @@ class Subclassed(keras.Model):
         return {"sum": self.second(self.first(inputs["a"] + inputs["b"])), "count": inputs["a"]}
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_structures_of_a_model_that_is_not_a_graph():
     model, x = Subclassed(), {name: np.zeros((5, 3), "float32") for name in "ab"}
     model(x)
@@ -443,7 +442,7 @@ def test_several_inputs_are_ones_each():
     np.testing.assert_allclose(found[1], 2 * second, rtol=1e-6)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_token_ids_are_refused(dtype):
     body = [layers.Embedding(5, 4), layers.GlobalAveragePooling1D(), layers.Dense(2)]
@@ -455,7 +454,7 @@ def test_token_ids_are_refused(dtype):
     model(x)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_integers_for_a_model_without_declared_inputs_are_refused():
     class Ids(keras.Model):
         def __init__(self):
@@ -489,7 +488,7 @@ def ending_in(end, loss="mse"):
 ENDS = ["Dense", "sigmoid", "log", "Activation", "Softmax", "model"]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("end", ENDS)
 def test_logits_flow_where_the_last_layer_makes_probabilities_of_them(end):
     model = ending_in(end)
@@ -517,7 +516,7 @@ def test_several_outputs_may_be_probabilities_and_not():
     assert all(same_bits(*pair) for pair in zip(found, expected, strict=True))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_probabilities_that_are_made_in_another_way_are_refused():
     class Probabilities(layers.Layer):
         def call(self, inputs):
@@ -534,7 +533,7 @@ def test_probabilities_that_are_made_in_another_way_are_refused():
         kf.freeze(model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_weights_that_are_all_zero_have_no_flow():
     model = relu_model("synflow", biases=True)
     for kernel in kernels_of(model):
@@ -543,7 +542,7 @@ def test_weights_that_are_all_zero_have_no_flow():
         kf.freeze(model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_no_loss_is_needed():
     model = relu_model("synflow")
     expected = kf.freeze(model)
@@ -564,7 +563,7 @@ def test_own_train_step_is_not_run():
     assert kf.freeze(model) == expected
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_own_train_step_needs_a_loss_for_the_others():
     class Own(keras.Sequential):
         def train_step(self, *args):
@@ -621,7 +620,7 @@ def test_model_is_left_as_it_was(criterion):
     model.fit(*blobs(), verbose=0)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no")], ids=["stop", "error"])
 def test_model_is_left_as_it_was_by_a_pass_that_fails(error, monkeypatch):
     model = normalized_model()
@@ -672,7 +671,7 @@ class Weighted(IterativeCriterion):
         return {**super().get_config(), "power": self.power}
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_criterion_of_the_user_has_its_score_and_rates():
     model, (x, y) = relu_model(Weighted(3), rate=0.75, biases=True), blobs()
     kernels = values_of(model.trainable_variables)
@@ -690,13 +689,13 @@ def test_criterion_of_the_user_has_its_score_and_rates():
     assert equal(masks_of(model), seen[-1])
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_criterion_without_a_score_says_so():
     with pytest.raises(NotImplementedError, match="IterativeCriterion must define `score`"):
         kf.freeze(relu_model(IterativeCriterion(2)), *blobs())
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     "criterion", ["synflow", SynFlow(3), FORCE(3), IterativeSNIP(2), Weighted(2, 0.5)], ids=repr
 )
@@ -717,7 +716,7 @@ def test_criterion_survives_configuration_and_files(tmp_path, criterion):
         assert all(map(same_bits, values_of(loaded.variables), values_of(model.variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_descriptions_tell_settings():
     assert kf.criteria.in_words("synflow") == kf.criteria.in_words(SynFlow())
     assert kf.criteria.in_words(SynFlow()) == "SynFlow(steps=100)"
@@ -725,7 +724,7 @@ def test_descriptions_tell_settings():
     assert kf.criteria.in_words(Weighted(2)) == f"{__name__}.Weighted(steps=2, power=2.0)"
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_criteria_are_equal_when_their_settings_are():
     assert FORCE(np.int64(3)) == FORCE(3)
     assert hash(FORCE(3)) == hash(FORCE(3))
@@ -734,7 +733,7 @@ def test_criteria_are_equal_when_their_settings_are():
     assert Weighted.from_config(Weighted(2, 3.0).get_config()) == Weighted(2, 3.0)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_class_in_place_of_a_criterion_is_refused():
     with pytest.raises(TypeError, match="criterion"):
         kf.FreezeOptimizer(sgd(), criterion=FORCE)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from group_scripts import JAX, arrays
 from helpers import same_bits
 from together import assert_all_succeeded, run_together
 
@@ -11,58 +12,8 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX"),
 ]
 
-COMMON = """
-import collectives
-from keras import layers
-import keras_freeze as kf
-from keras_freeze import _keras_private
-
-if COUNT > 1:
-    parallel = keras.distribution.DataParallel(auto_shard_dataset=False)
-    keras.distribution.set_distribution(parallel)
-
-rng = np.random.default_rng(3)
-x = rng.normal(size=(240, 20)).astype("float32")
-y = x[:, :4].argmax(axis=1).astype("int32")
-x, y = x[RANK::COUNT], y[RANK::COUNT]
-found = {}
-
-def network(seed=5, normalized=False):
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential([
-        keras.Input((20,)), layers.Dense(32, activation="relu"),
-        layers.BatchNormalization() if normalized else layers.Activation("linear"),
-        layers.Dense(16, activation="relu"), layers.Dense(4),
-    ])
-
-def compiled(model, inner=None, wrap=lambda optimizer: optimizer, **settings):
-    optimizer = kf.FreezeOptimizer(
-        inner or keras.optimizers.SGD(0.1, momentum=0.9), **{"freeze_rate": 0.8, **settings}
-    )
-    model.compile(wrap(optimizer), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-def frozen(model, number=240):
-    kf.freeze(model, x[: number // COUNT], y[: number // COUNT])
-    return model
-
-def fit(model, epochs=1, size=60, number=120):
-    number, size = number // COUNT, size // COUNT
-    model.fit(
-        x[:number], y[:number], batch_size=size, epochs=epochs, shuffle=False, verbose=0
-    )
-    return model
-
-def keep(name, model):
-    for number, variable in enumerate(model.variables):
-        found[f"{name}_v{number}"] = np.array(variable).astype(variable.dtype)
-    mask = kf.get_mask(model)
-    if mask is not None:
-        found.update({f"{name}_m{entry.position}": entry.trained for entry in mask.entries})
-"""
-
 TRAIN = (
-    COMMON
+    JAX
     + """
 def num_exchanged(model):
     # Of the step that `fit` compiles.
@@ -126,12 +77,6 @@ def trained(tmp_path_factory):
     return [one.arrays for one in finished]
 
 
-def arrays(found, prefix):
-    """The arrays whose names are the prefix and a number, in the order of the numbers."""
-    names = [name for name in found if name.removeprefix(prefix).isdigit()]
-    return [found[name] for name in sorted(names, key=lambda name: int(name.removeprefix(prefix)))]
-
-
 def test_all_processes_have_the_same_bits(trained):
     first, second, _ = trained
     assert set(first) == set(second)
@@ -181,93 +126,8 @@ def test_a_step_is_one_of_keras_at_trained_entries_and_none_at_frozen_ones(train
         assert not same_bits(weights[mask], start[2 * position][mask])
 
 
-DISAGREE = (
-    COMMON
-    + """
-def refused(act):
-    try:
-        act()
-    except (ValueError, AssertionError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "trained"
-
-def shifted(v):
-    return ~np.eye(*v.shape, k=RANK, dtype=bool)
-
-def restored():
-    model = compiled(network())
-    kf.freeze(model, mask=lambda v: ~np.eye(*v.shape, dtype=bool))
-    other = model.optimizer.state
-    kf.freeze(model, mask=lambda v: ~np.eye(*v.shape, k=1, dtype=bool)[::-1], overwrite=True)
-    model.optimizer.restore(other if RANK else model.optimizer.state)
-
-def by_itself():
-    keras.distribution.set_distribution(None)
-    model = compiled(network())
-    kf.freeze(model, x, y)
-    keep("alone", model)
-    try:
-        fit(compiled(network()))
-    finally:
-        keras.distribution.set_distribution(parallel)
-
-def of_other_weights():
-    model = compiled(network())
-    kernel = model.layers[0].kernel
-    own = np.array(kernel) + RANK
-    # JAX compares what it is given with that of other processes; a computation can differ.
-    kernel.assign(jax.jit(lambda: own, out_shardings=kernel.value.sharding)())
-    kf.freeze(model, x, y)
-
-def split(**arguments):
-    mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"))
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[".*kernel"] = (None, "model")
-    with keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch").scope():
-        kf.freeze(compiled(network()), **arguments)
-
-give(
-    split=refused(lambda: split(x=x, y=y)),
-    split_with_mask=refused(lambda: split(mask=lambda v: ~np.eye(*v.shape, dtype=bool))),
-    mask=refused(lambda: kf.freeze(compiled(network()), mask=shifted)),
-    restored=refused(restored),
-    weights=refused(of_other_weights),
-    network=refused(lambda: compiled(network(seed=RANK))),
-    freeze_rate=refused(lambda: frozen(compiled(network(), freeze_rate=0.5 + 0.1 * RANK))),
-    first_batch=refused(lambda: fit(compiled(network(), freeze_rate=0.5 + 0.1 * RANK))),
-    seed=refused(lambda: frozen(compiled(network(), seed=RANK))),
-    nothing=refused(lambda: fit(frozen(compiled(network())))),
-    alone=refused(by_itself),
-    **found,
-)
-"""
-)
-
-
-def test_processes_that_disagree_are_refused_all_of_them_with_the_reason(tmp_path):
-    finished = run_together(DISAGREE, tmp_path)
-    assert_all_succeeded(finished)
-    settings = "settings of the FreezeOptimizer that differ"
-    reasons = dict.fromkeys(["freeze_rate", "first_batch", "seed"], settings)
-    masks = "masks that differ between the processes 0 / 1"
-    reasons |= {"mask": masks, "restored": masks, "weights": "weights that differ"}
-    for one in finished:
-        assert str(one.arrays["nothing"]) == "trained"
-        for name, reason in reasons.items():
-            found = str(one.arrays[name])
-            assert found.startswith("ValueError: Processes that train a model together"), found
-            assert reason in found
-        for name in ("split", "split_with_mask"):
-            assert "each must have whole variables" in str(one.arrays[name])
-        assert "not the same on each process" in str(one.arrays["network"])  # by JAX
-        assert "would choose by its own batch" in str(one.arrays["alone"])
-    masks = [arrays(one.arrays, "alone_m") for one in finished]
-    assert len(masks[0]) == 3
-    assert all(map(np.array_equal, *masks))
-
-
 STOPPED = (
-    COMMON
+    JAX
     + """
 model = compiled(network(), keras.optimizers.Adam(0.01))
 path = os.path.join(ARGUMENTS["checkpoints"], f"{RANK}.weights.h5")
@@ -290,8 +150,8 @@ give(**found)
 
 def test_training_goes_on_from_a_checkpoint_after_a_process_has_died(trained, tmp_path):
     (tmp_path / "kept").mkdir()
-    settings = {"checkpoints": str(tmp_path / "kept"), "group_timeout": 10}
-    died = run_together(STOPPED, tmp_path / "died", resume=False, timeout=120, **settings)
+    settings = {"checkpoints": str(tmp_path / "kept"), "timeout": 120, "group_timeout": 10}
+    died = run_together(STOPPED, tmp_path / "died", resume=False, **settings)
     assert died[1].returncode == 9
     assert died[0].returncode not in (0, -9)  # and not stopped by the test, after a longer time
     assert "Gloo" in died[0].errors

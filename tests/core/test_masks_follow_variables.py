@@ -485,7 +485,7 @@ class Life:
         self.mask = self.mask or kf.get_mask(outer)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@pytest.mark.same_on_all
 @settings(
     max_examples=10,
     deadline=None,

@@ -39,7 +39,6 @@ DENSE = ("averaging", "muon", "lamb")
 
 few = pytest.mark.cases(6, tensorflow=2, jax=2)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 
 class Watch(keras.callbacks.Callback):
@@ -282,7 +281,7 @@ def test_adam_and_rigl_are_what_they_are_by_hand(is_averaging):
         np.testing.assert_allclose(value_of(kernel), hand.weights, rtol=0, atol=2e-6)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_slots_of_what_stays_are_kept_and_those_of_what_joins_are_fresh():
     optimizer = kf.FreezeOptimizer(keras.optimizers.Adagrad(0.05), 0.5)
     model = compiled(two_dense_layers(), optimizer)
@@ -390,7 +389,7 @@ def test_gradual_freezing_needs_two_new_training_steps():
     assert len(traces) <= 3 * num_traces
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]
@@ -411,7 +410,7 @@ def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
     assert abs(sizes["moved"] - sizes["fixed"]) <= 24
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     def begun():
         model = two_dense_layers()
@@ -482,7 +481,7 @@ def test_starts_that_weights_trained_whole_did_not_have_are_not_in_a_file(tmp_pa
         train(kf.load(tmp_path / "model.freeze"), rigl(), epochs=1)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -535,7 +534,7 @@ def test_the_gradients_of_a_model_with_its_own_train_step_choose():
     assert watch.num_changes >= 3
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_distribution_holds_while_the_rate_rises():
     optimizer = kf.FreezeOptimizer(sgd(), 0.0, distribution={"head": 0.5})
     model = compiled(two_dense_layers(), optimizer)
@@ -545,7 +544,7 @@ def test_a_distribution_holds_while_the_rate_rises():
     assert mask["head/kernel"].sum() == 12
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("distribution", ["global", "uniform", "erk", {"head": 0.5}])
 def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.3, distribution=distribution))
@@ -564,7 +563,7 @@ def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
             assert sum(found) == group.num_trained
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_rates_hold_that_are_given_by_another_name_of_the_model():
     model = compiled(
         two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.0, distribution={"head/kernel": 0.5})
@@ -588,7 +587,7 @@ def test_restricted_gradients_follow_the_mask():
         np.testing.assert_allclose(one, expected, rtol=0, atol=1e-5)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_the_loss_scale_of_mixed_precision_makes_no_difference():
     optimizer = kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7)
     model = dense_model(dtype="mixed_float16")
@@ -605,7 +604,7 @@ def test_the_loss_scale_of_mixed_precision_makes_no_difference():
             assert same_bits(value_of(variable)[~entry.trained], start[~entry.trained])
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_starts_that_were_drawn_with_seeds_are_found_again():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -624,7 +623,7 @@ def with_loaded_weights(**arguments):
     return compiled(model, kf.FreezeOptimizer(sgd(), 0.7, **arguments))
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_starts_that_are_lost_are_an_error():
     model = with_loaded_weights()
     kf.freeze(model, X[:8], Y[:8])
@@ -635,7 +634,7 @@ def test_starts_that_are_lost_are_an_error():
     assert all(map(same_bits, values_of(model.variables), before))
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_pruned_network_needs_no_starts():
     model = with_loaded_weights(frozen_weights="zero")
     kf.freeze(model, X[:8], Y[:8])
@@ -645,7 +644,7 @@ def test_a_pruned_network_needs_no_starts():
     assert watch.num_changes >= 3
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_the_first_batch_decides_at_the_initial_rate():
     optimizer = kf.FreezeOptimizer(sgd(), 0.97)
     model = compiled(two_dense_layers(), optimizer)
@@ -670,7 +669,7 @@ def test_steps_that_are_executed_together_change_the_mask_together():
     assert watch.num_changes >= 2
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_the_fraction_falls_to_zero_at_the_end():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(0.0), 0.5))
     kf.freeze(model, X[:8], Y[:8])
@@ -679,14 +678,14 @@ def test_the_fraction_falls_to_zero_at_the_end():
     assert all(mask == watch.masks[5] for mask in watch.masks[5:])
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_the_rate_is_that_of_the_polynomial():
     callback = GradualFreezing(0.2, 0.8, 10, 20, power=2)
     assert [callback.rate(step) for step in (0, 10, 15, 20, 30)] == [0.2, 0.2, 0.65, 0.8, 0.8]
     assert GradualFreezing(0.5, 0.5, 3, 3).rate(3) == 0.5
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -718,7 +717,7 @@ def test_arguments_out_of_range_are_errors(make, error, message):
         make()
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_batch_size_for_a_dataset_is_an_error():
     class Data(keras.utils.PyDataset):
         def __len__(self):
@@ -732,7 +731,7 @@ def test_a_batch_size_for_a_dataset_is_an_error():
     RegrowTrained(0.3, 1, "gradient", x=Data(), steps=2)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -748,7 +747,7 @@ def test_models_whose_masks_cannot_move_are_errors(optimizer, message, schedule)
         train(model, SCHEDULES[schedule][1]())
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize(
     ("distribution", "advises_a_rate"), [("global", True), ({"head": 0.9}, False)]
 )
@@ -762,7 +761,7 @@ def test_a_mask_of_a_higher_rate_than_the_initial_one_is_an_error(distribution, 
     assert ("freeze_rate=0.5" in str(error.value)) == advises_a_rate
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("structure", ["column", "row", (2, 4), "2:4"])
 @pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
 @pytest.mark.cases(8, tensorflow=1, jax=1)
@@ -804,7 +803,7 @@ def trained_by(first):
     return model, watch
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
     model, watch = trained_by(rigl())
     compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
@@ -812,7 +811,7 @@ def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
     assert watch.num_changes >= 2
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
     model = with_loaded_weights()
     kf.freeze(model, X[:8], Y[:8])
@@ -825,7 +824,7 @@ def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
         assert watch.num_changes
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_values_that_are_set_before_training_are_not_the_starts():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -837,7 +836,7 @@ def test_values_that_are_set_before_training_are_not_the_starts():
     assert watch.num_changes
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_weights_and_state_that_are_set_back_have_their_own_starts():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -852,7 +851,7 @@ def test_weights_and_state_that_are_set_back_have_their_own_starts():
     train(model, rigl(), watch, epochs=1)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     base = with_loaded_weights()
 
@@ -873,7 +872,7 @@ def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     assert_same_weights(loaded, whole)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
 def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(float("inf")), 0.5))
@@ -882,7 +881,7 @@ def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
     assert not all(np.isfinite(value).all() for value in values_of(model.variables))
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_pruned_model_keeps_its_zeros():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])
@@ -891,7 +890,7 @@ def test_a_pruned_model_keeps_its_zeros():
         train(model, rigl())
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_accumulated_gradients_count_batches():
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.0))
@@ -904,7 +903,7 @@ def test_accumulated_gradients_count_batches():
     np.testing.assert_allclose(rates, expected, atol=1 / 36)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("schedule", ["gradual", "rigl"])
 def test_one_fit_is_as_good_as_several(schedule):
     def trained(*numbers):
@@ -924,7 +923,7 @@ def test_one_fit_is_as_good_as_several(schedule):
     assert_same_weights(parts, whole)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 @pytest.mark.parametrize("schedule", ["gradual", "rigl"])
 def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]
@@ -945,7 +944,7 @@ def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule
     assert_same_weights(loaded, whole)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_callback_whose_fit_has_failed_serves_another_model():
     callback = RegrowTrained(0.5, 2, "random")
     broken = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
@@ -957,7 +956,7 @@ def test_a_callback_whose_fit_has_failed_serves_another_model():
     assert watch.num_changes
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_the_factors_of_adafactor_are_left_alone():
     inner = keras.optimizers.Adafactor(0.01, epsilon_1=1e-10)
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.5))
@@ -975,7 +974,7 @@ def test_the_factors_of_adafactor_are_left_alone():
             assert np.count_nonzero(value_of(new)) == np.count_nonzero(old)
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
     model, _ = trained_by(rigl())
     state = model.optimizer.state
@@ -986,7 +985,7 @@ def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
         keras.models.load_model(tmp_path / "model.keras")
 
 
-@same_on_all
+@pytest.mark.slow_on("tensorflow", "jax")
 def test_a_model_with_a_mask_and_no_optimizer_yet_is_initialized_again():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])

@@ -27,7 +27,6 @@ from keras_freeze import quantization
 from keras_freeze.storage.container import read_container
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 
 def trained(model=None, distribution="xavier_normal", steps=3, **arguments):
@@ -95,7 +94,7 @@ def test_the_loss_changes_by_the_tolerance_at_most(data, tolerance, tmp_path):
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_more_tolerance_takes_fewer_bits_and_the_file_shrinks(tmp_path):
     sizes, bits = [], []
     for tolerance in (None, 1e-4, 1e-2, 1.0):
@@ -110,7 +109,7 @@ def test_more_tolerance_takes_fewer_bits_and_the_file_shrinks(tmp_path):
     assert sizes[0] > sizes[-1]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_quantized_model_is_on_its_grid_already():
     model, _ = trained()
     kf.quantize(model, step=0.05)
@@ -119,7 +118,7 @@ def test_a_quantized_model_is_on_its_grid_already():
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_what_was_loaded_is_saved_on_its_grid_again(tmp_path):
     model, _ = trained()
     kf.quantize(model, step=0.05)
@@ -131,7 +130,7 @@ def test_what_was_loaded_is_saved_on_its_grid_again(tmp_path):
     assert "on a grid of 0.05" in str(second)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_training_that_goes_on_is_saved_as_it_is(tmp_path):
     model, _ = trained()
     quantized = size_of(model, tmp_path / "model.freeze", values=kf.storage.Grid(0.1))
@@ -141,7 +140,7 @@ def test_training_that_goes_on_is_saved_as_it_is(tmp_path):
     assert (tmp_path / "model.freeze").stat().st_size > quantized
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("step", [0.125, 0.0625])
 def test_a_step_is_the_same_in_quantize_and_in_save(step, tmp_path):
     model, _ = trained()
@@ -152,7 +151,7 @@ def test_a_step_is_the_same_in_quantize_and_in_save(step, tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_file_does_not_grow_by_a_very_fine_grid(dtype, tmp_path):
     model, _ = trained(dense_model(dtype=dtype))
@@ -162,7 +161,7 @@ def test_a_file_does_not_grow_by_a_very_fine_grid(dtype, tmp_path):
     assert (tmp_path / "model.freeze").stat().st_size <= before + 16
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_frozen_weights_that_decay_keep_their_bits():
     model, _ = trained(**TREATMENTS["decay"])
     before, mask = values_of(model.variables), kf.get_mask(model)
@@ -170,7 +169,7 @@ def test_frozen_weights_that_decay_keep_their_bits():
     assert_frozen_bits_kept(model.variables, mask, before)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_grid_rounds_what_is_saved_and_not_the_model(tmp_path):
     model, _ = trained()
     before = values_of(model.variables)
@@ -182,7 +181,7 @@ def test_a_grid_rounds_what_is_saved_and_not_the_model(tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("per_value", [1.5, 3, 6])
 def test_a_size_chooses_the_finest_step_that_fits_into_it(per_value, tmp_path):
     layers = [keras.Input((6,)), keras.layers.Dense(300, "relu"), keras.layers.Dense(3)]
@@ -196,7 +195,7 @@ def test_a_size_chooses_the_finest_step_that_fits_into_it(per_value, tmp_path):
     assert 8 * kf.storage.inspect(path).num_bytes["exponents"] > per_value * num_values
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_size_that_is_too_small_takes_the_coarsest_step(tmp_path):
     model, _ = trained()
     kf.save(model, tmp_path / "model.freeze", values=kf.storage.Bits(0.001))
@@ -260,7 +259,7 @@ def test_initializers_of_keras_are_starts_as_well(tmp_path):
         assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_deltas_are_on_a_grid_of_differences_to_their_base(tmp_path):
     base, _ = trained()
     model = keras.models.clone_model(base)
@@ -289,7 +288,7 @@ def test_deltas_are_on_a_grid_of_differences_to_their_base(tmp_path):
     assert all(map(same_bits, before, values_of(base.variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("kind", ["all", "head", "LoRA"])
 def test_a_model_that_was_trained_from_a_base_by_any_means_is_quantized(kind, tmp_path):
     base = compiled(dense_model(), sgd(momentum=0.9))
@@ -315,7 +314,7 @@ def test_a_model_that_was_trained_from_a_base_by_any_means_is_quantized(kind, tm
     assert (tmp_path / "a.freeze").stat().st_size < exact
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_variables_with_a_constraint_are_left_alone(tmp_path):
     model = keras.Sequential(
         [
@@ -341,7 +340,7 @@ class WithUnused(keras.layers.Dense):
         self.unused = self.add_weight(name="unused", shape=(3,), initializer="zeros")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("by_data", [True, False])
 def test_values_that_are_not_finite_are_left_alone(by_data, tmp_path):
     model, _ = trained(keras.Sequential([keras.Input((6,)), WithUnused(3)]))
@@ -355,7 +354,7 @@ def test_values_that_are_not_finite_are_left_alone(by_data, tmp_path):
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_networks_with_layers_of_many_kinds_are_quantized(tmp_path):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((6,), dtype="int32")
@@ -372,7 +371,7 @@ def test_networks_with_layers_of_many_kinds_are_quantized(tmp_path):
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_data_may_be_a_dataset(tmp_path):
     class Blobs(keras.utils.PyDataset):
         def __len__(self):
@@ -440,7 +439,7 @@ def from_elsewhere():
 X, Y = blobs()
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("make", "arguments", "error", "message"),
     [
@@ -475,7 +474,7 @@ def test_what_cannot_be_quantized_is_named_and_left_alone(make, arguments, error
     assert all(map(same_bits, before, values_of(variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_tolerance_that_no_grid_meets_is_named_and_changes_nothing():
     model, _ = trained()
     before = values_of(model.variables)
@@ -488,7 +487,7 @@ def test_a_tolerance_that_no_grid_meets_is_named_and_changes_nothing():
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @given(goods=st.lists(st.booleans(), min_size=96, max_size=96))
 @example(goods=[False] * 96)
 @example(goods=[True] * 96)
@@ -501,7 +500,7 @@ def test_the_grid_found_is_good_and_the_next_coarser_one_is_not(goods):
         assert not goods[95]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @given(first_good=st.integers(0, 95), by_chance=st.one_of(st.none(), st.integers(0, 2)))
 @example(first_good=95, by_chance=None)
 def test_the_coarsest_grid_is_found_and_not_one_that_is_good_by_chance(first_good, by_chance):
@@ -516,7 +515,7 @@ def test_the_coarsest_grid_is_found_and_not_one_that_is_good_by_chance(first_goo
     assert len(tried) <= 19
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_loss_of_zero_is_named():
     model, _ = trained()
     before = values_of(model.variables)
@@ -527,7 +526,7 @@ def test_a_loss_of_zero_is_named():
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_model_whose_evaluation_gives_no_loss_says_so(monkeypatch):
     model, _ = trained()
     # As with a `test_step` of its own.
@@ -536,7 +535,7 @@ def test_a_model_whose_evaluation_gives_no_loss_says_so(monkeypatch):
         kf.quantize(model, *blobs())
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("name", ["keep", "decay"])
 def test_an_interrupted_search_leaves_the_model_as_it_was(name, monkeypatch):
     model, _ = trained(**TREATMENTS[name])
@@ -554,7 +553,7 @@ def test_an_interrupted_search_leaves_the_model_as_it_was(name, monkeypatch):
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), "0.1", None, True])
 def test_a_step_is_a_number_above_zero(value):
     error = TypeError if isinstance(value, (str, bool)) or value is None else ValueError

@@ -12,7 +12,7 @@ from helpers import blobs, compiled, fit, same_bits, sgd, value_of
 import keras_freeze as kf
 from keras_freeze.storage.container import read_container
 
-pytestmark = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested here
+pytestmark = pytest.mark.same_on_all
 
 
 def network(seed=3):

@@ -22,7 +22,6 @@ from keras_freeze.storage import DeltaPublisher
 from keras_freeze.storage.container import container_bytes, parse_container
 from keras_freeze.storage.streams import folder as folder_module
 
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 pytestmark = [
     pytest.mark.cases(None, tensorflow=1, jax=1),
     pytest.mark.filterwarnings("ignore:A model follows its stream no further"),
@@ -98,7 +97,7 @@ def test_rounded_values_are_those_of_the_trainer_rounded(values, tmp_path):
             assert same_bits(value_of(one), expected), (step, own.path)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("step", [0.05, 0.001])
 def test_values_on_a_grid_are_next_to_those_of_the_trainer(step, tmp_path):
     model, follower, start = frozen(network()), network(), network()
@@ -121,7 +120,7 @@ def test_values_on_a_grid_are_next_to_those_of_the_trainer(step, tmp_path):
     assert_equal(late, follower)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_network_that_is_trained_on_a_grid_is_sent_exactly(tmp_path):
     model = frozen(network(), grid=0.05)
     rng = np.random.default_rng(1)
@@ -157,7 +156,7 @@ def test_training_is_published_every_so_many_steps_and_at_the_end(steps_per_exec
     assert_equal(follower, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("values", ["float32", "bfloat16", kf.storage.Grid(0.02)])
 def test_a_reader_written_from_the_description_alone_agrees(values, tmp_path):
     model, start, follower = frozen(network()), network(), network()
@@ -174,7 +173,7 @@ def test_a_reader_written_from_the_description_alone_agrees(values, tmp_path):
         train(model, step)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("share", [0.001, 0.1])
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_few_changed_values_take_few_bytes(values, share, tmp_path):
@@ -207,7 +206,7 @@ def test_few_changed_values_take_few_bytes(values, share, tmp_path):
     assert max(sizes) < 300 + 20_000 * share * (4 + 12 / 8) + 2_000 * share**0.5
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_trainer_without_a_mask_is_followed_too(tmp_path):
     model, follower = network(), network()
     publisher = kf.DeltaPublisher(model, tmp_path)
@@ -218,7 +217,7 @@ def test_a_trainer_without_a_mask_is_followed_too(tmp_path):
         assert_equal(follower, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_new_mask_begins_with_a_complete_file(tmp_path):
     model, follower = frozen(network()), network()
     publisher = kf.DeltaPublisher(model, tmp_path)
@@ -235,7 +234,7 @@ def test_a_new_mask_begins_with_a_complete_file(tmp_path):
     assert [name for name in names(tmp_path) if "full" in name][-1].startswith("000000000003")
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_pruned_networks_are_followed(tmp_path):
     model, follower = frozen(network(), frozen_weights="zero"), network()
     publisher = kf.DeltaPublisher(model, tmp_path, base=network(), full_every=2)
@@ -246,7 +245,7 @@ def test_pruned_networks_are_followed(tmp_path):
         assert_equal(follower, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_trainer_goes_on_with_its_stream(tmp_path):
     base, follower = network(), network()
     model = frozen(network())
@@ -309,7 +308,7 @@ def update(number):
     return f"{number:012d}-update.freeze"
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_missing_files_are_named(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), update(1), update(3)})
     assert f"{update(2)!r} is missing" in refused(folder, network())
@@ -323,7 +322,7 @@ def test_missing_files_are_named(stream, tmp_path):
     assert digest(model) == stream[1][7]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_follower_that_was_behind_goes_on_from_a_complete_file(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), update(1)})
     model = network()
@@ -335,7 +334,7 @@ def test_a_follower_that_was_behind_goes_on_from_a_complete_file(stream, tmp_pat
     assert digest(model) == stream[1][7]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_renamed_files_are_refused(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), update(1), update(2)})
     os.replace(folder / update(2), folder / update(1))
@@ -345,7 +344,7 @@ def test_renamed_files_are_refused(stream, tmp_path):
     assert "have been renamed" in refused(folder, network())
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_foreign_files_are_refused(stream, tmp_path):
     other = tmp_path / "other"
     stream_of(other, num_updates=2)
@@ -367,7 +366,7 @@ def frozen_and_trained():
     return model
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_another_stream_in_the_folder_is_refused_by_a_follower_of_the_first(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), update(1)})
     model = network()
@@ -377,7 +376,7 @@ def test_another_stream_in_the_folder_is_refused_by_a_follower_of_the_first(stre
     assert "has followed so far" in refused(folder, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_model_that_was_changed_by_something_else_is_not_touched(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), update(1)})
     model = network()
@@ -390,7 +389,7 @@ def test_a_model_that_was_changed_by_something_else_is_not_touched(stream, tmp_p
     assert digest(model) == before
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("name", [full(0), update(3)])
 def test_damaged_files_are_named_and_change_nothing(name, stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), *map(update, range(1, 6))})
@@ -440,7 +439,7 @@ ODD += [[[1, "float32", 0]], [[2**21, "float32", 0]], [[4, "int8", 0.1]], [[4, "
 ODD += [[[7, "float32", 1e-300]]]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     "count", [60, pytest.param(3_000, marks=pytest.mark.exhaustive)], ids=["some", "many"]
 )
@@ -465,7 +464,7 @@ def test_other_content_with_right_checksums_is_refused_or_harmless(count, stream
     assert accepted < count / 4
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_order_of_arrival_gives_states_of_the_trainer_or_errors(data, stream, tmp_path_factory):
@@ -486,7 +485,7 @@ def test_any_order_of_arrival_gives_states_of_the_trainer_or_errors(data, stream
         assert digest(model) in allowed
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_nothing_but_files_of_the_stream_is_read_or_written(stream, tmp_path):
     folder = copied(stream, tmp_path)
     (folder / "notes.txt").write_text("mine")
@@ -499,7 +498,7 @@ def test_nothing_but_files_of_the_stream_is_read_or_written(stream, tmp_path):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_file_that_is_larger_than_its_values_is_not_read(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0)})
     with open(folder / update(1), "wb") as file:
@@ -507,7 +506,7 @@ def test_a_file_that_is_larger_than_its_values_is_not_read(stream, tmp_path):
     assert "more than the limit" in refused(folder, network())
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_folders_may_be_urls(tmp_path):
     pytest.importorskip("fsspec")
     for url in (f"memory://{uuid.uuid4().hex}/run", f"file://{tmp_path}/run"):
@@ -522,7 +521,7 @@ def test_folders_may_be_urls(tmp_path):
             assert_equal(follower, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_an_update_is_described_as_such(stream):
     with pytest.raises(kf.FreezeFileError, match="an update of a stream"):
         kf.storage.inspect(stream[0] / update(1))
@@ -530,7 +529,7 @@ def test_an_update_is_described_as_such(stream):
         kf.load(stream[0] / update(1), base=network())
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_complete_file_is_a_delta_like_any_other(stream):
     model = network()
     loaded = kf.load(stream[0] / full(6), base=model)
@@ -539,7 +538,7 @@ def test_a_complete_file_is_a_delta_like_any_other(stream):
     assert digest(model) == stream[1][6]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_damaged_update_before_a_complete_file_is_not_needed(stream, tmp_path):
     folder = copied(stream, tmp_path)
     model = network()
@@ -550,7 +549,7 @@ def test_a_damaged_update_before_a_complete_file_is_not_needed(stream, tmp_path)
     assert digest(model) == stream[1][7]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("values", ["bfloat16", kf.storage.Grid(0.02)])
 @pytest.mark.parametrize("case", ["values that never change", "its own grid", "a new mask"])
 def test_complete_files_that_round_otherwise_are_followed_too(case, values, tmp_path):
@@ -572,7 +571,7 @@ def test_complete_files_that_round_otherwise_are_followed_too(case, values, tmp_
         assert_equal(late, follower)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_file_that_could_not_be_written_is_passed_over(is_there, tmp_path, monkeypatch):
     model, follower = frozen(network()), network()
@@ -598,7 +597,7 @@ def test_a_file_that_could_not_be_written_is_passed_over(is_there, tmp_path, mon
         assert_equal(follower, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_two_trainers_in_one_folder_are_noticed(tmp_path):
     first, second = frozen(network()), frozen(network())
     one = kf.DeltaPublisher(first, tmp_path)
@@ -612,7 +611,7 @@ def test_two_trainers_in_one_folder_are_noticed(tmp_path):
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_layers_that_are_changed_in_between_are_refused(tmp_path):
     layers = [keras.layers.Dense(4, name=name) for name in "abc"]
     model = keras.Sequential([keras.Input((4,)), *layers])
@@ -624,7 +623,7 @@ def test_layers_that_are_changed_in_between_are_refused(tmp_path):
     assert names(tmp_path) == [full(0)]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("change", ["prune", "set_weights", "reinitialize"])
 def test_frozen_weights_that_something_changes_are_published(change, tmp_path):
     model, follower = frozen(network()), network()
@@ -641,7 +640,7 @@ def test_frozen_weights_that_something_changes_are_published(change, tmp_path):
     assert [name for name in names(tmp_path) if "full" in name] == [full(0), full(2)]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_stream_that_is_begun_anew_is_noticed(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0), *map(update, range(1, 4))})
     model = network()
@@ -652,7 +651,7 @@ def test_a_stream_that_is_begun_anew_is_noticed(stream, tmp_path):
     assert "begun anew" in refused(folder, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_training_goes_on_where_a_file_cannot_be_written(tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(32, 6)), rng.normal(size=(32, 5))
@@ -673,7 +672,7 @@ def test_training_goes_on_where_a_file_cannot_be_written(tmp_path, monkeypatch):
     assert full(3) in names(tmp_path)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_values_that_float16_lacks_are_refused_in_updates_too(tmp_path):
     model = frozen(network())
     publisher = kf.DeltaPublisher(model, tmp_path, values="float16")
@@ -684,7 +683,7 @@ def test_values_that_float16_lacks_are_refused_in_updates_too(tmp_path):
     assert names(tmp_path) == [full(0)]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_model_that_nobody_needs_is_not_kept(stream):
     model = network()
     kf.follow(model, stream[0])
@@ -694,7 +693,7 @@ def test_a_model_that_nobody_needs_is_not_kept(stream):
     assert watched() is None
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_one_folder_may_be_named_in_several_ways(stream, tmp_path, monkeypatch):
     folder = copied(stream, tmp_path, {full(0), update(1)})
     monkeypatch.chdir(folder.parent)
@@ -706,7 +705,7 @@ def test_one_folder_may_be_named_in_several_ways(stream, tmp_path, monkeypatch):
     assert digest(model) == stream[1][2]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_callback_publishes_one_model(tmp_path):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(16, 6)), rng.normal(size=(16, 5))
@@ -716,7 +715,7 @@ def test_a_callback_publishes_one_model(tmp_path):
         frozen(network()).fit(x, y, callbacks=[publish], verbose=0)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_what_another_callback_restores_is_published(tmp_path):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(16, 6)), rng.normal(size=(16, 5))
@@ -728,7 +727,7 @@ def test_what_another_callback_restores_is_published(tmp_path):
     assert_equal(follower, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_bad_arguments_are_named(tmp_path):
     model = frozen(network())
     another = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
@@ -776,7 +775,7 @@ def test_a_model_is_followed_in_the_background(tmp_path):
     assert_equal(served, model)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_errors_in_the_background_are_told_and_pass(stream, tmp_path):
     folder = copied(stream, tmp_path, {full(0)})
     (folder / update(1)).write_bytes(b"damaged")
@@ -796,7 +795,7 @@ def test_errors_in_the_background_are_told_and_pass(stream, tmp_path):
     assert digest(model) == stream[1][1]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_decaying_weights_are_refused(tmp_path):
     model = frozen(network(), frozen_weights="decay", l2=0.01)
     with pytest.raises(ValueError, match="decay"):
@@ -804,7 +803,7 @@ def test_decaying_weights_are_refused(tmp_path):
     assert names(tmp_path) == []
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_value_that_is_not_finite_is_published(tmp_path):
     model, follower = frozen(network()), network()
     publisher = kf.DeltaPublisher(model, tmp_path, values=kf.storage.Grid(0.1))

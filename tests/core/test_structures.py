@@ -28,7 +28,6 @@ from keras_freeze.masks.structure import choose, select_units
 from keras_freeze.storage.container import read_container
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 X, Y = blobs()
 RATE = 0.7
@@ -219,7 +218,7 @@ def test_a_network_trains_on_with_what_was_frozen_kept(name, frozen_weights):
     assert_trained_moved(model.trainable_variables, mask, start)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.parametrize("criterion", ["synflow", kf.criteria.IterativeSNIP(4)])
 def test_criteria_in_steps_prune_whole_units(name, criterion):
@@ -329,7 +328,7 @@ def test_an_undecided_optimizer_is_saved_with_its_structure(inner, tmp_path):
     assert kf.get_mask(again).num_rescued == kf.get_mask(model).num_rescued
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", ["snip", "random", "magnitude"])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_files_keep_the_structure(name, criterion, tmp_path):
@@ -355,7 +354,7 @@ def test_files_keep_the_structure(name, criterion, tmp_path):
     assert settings_of(found.header) == [(RATE, criterion, "keep", 0, "global", described)]
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     "rest",
     [

@@ -28,7 +28,6 @@ import keras_freeze as kf
 from keras_freeze.storage.patches import Patch
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-same_on_all = pytest.mark.slow_on("tensorflow", "jax")  # which share all that is tested
 
 
 BACKEND = keras.backend.backend()
@@ -115,7 +114,7 @@ def test_values_of_every_dtype_come_back_bit_for_bit(policy, dtype):
     assert all(map(same_bits, values_of(model.variables), before))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_models_of_several_dtypes_have_a_vector_that_holds_all_values():
     model = keras.Sequential(
         [
@@ -133,7 +132,7 @@ def test_models_of_several_dtypes_have_a_vector_that_holds_all_values():
     assert all(map(same_bits, values_of(model.variables), before))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @given(data=st.data())
 def test_any_mask_gives_the_vector_by_hand_and_takes_it_back(data):
     model = compiled(two_dense_layers())
@@ -155,7 +154,7 @@ def test_any_mask_gives_the_vector_by_hand_and_takes_it_back(data):
     assert all(map(same_bits, values_of(model.variables), before))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_all_weights_or_none_may_be_trained(rate):
     model = trained(freeze_rate=rate)
@@ -166,7 +165,7 @@ def test_all_weights_or_none_may_be_trained(rate):
     assert same_bits(kf.get_trained(model), 2 * vector)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_the_average_of_two_clients_is_that_of_numpy():
     clients = [trained() for _ in range(3)]
     fit(clients[1], X[:24], Y[:24], batch_size=8)
@@ -201,7 +200,7 @@ def with_a_shared_layer():
     return keras.Model(inputs, keras.layers.Dense(3)(dense(dense(inputs))))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_shared_layer_is_in_the_vector_once():
     model = trained(with_a_shared_layer())
     vector = kf.get_trained(model)
@@ -216,7 +215,7 @@ def with_two_optimizers():
     return compiled(dense_model(), keras.optimizers.MultiOptimizer(optimizers))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_several_optimizers_train_one_vector():
     model = with_two_optimizers()
     fit(model, X, Y)  # the first batch decides
@@ -227,7 +226,7 @@ def test_several_optimizers_train_one_vector():
     assert same_bits(kf.get_trained(model), 3 * vector)
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_model_without_its_optimizer_takes_the_vector(tmp_path):
     model = trained()
     vector, fingerprint = kf.get_trained(model), kf.get_mask(model).fingerprint
@@ -272,7 +271,7 @@ def test_training_in_fit_goes_on_from_what_a_callback_sets(strategy):
     assert same_bits(kf.get_trained(model), exchange.set[-1])
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_training_on_a_grid_starts_at_the_values_given(strategy):
     step = 0.0625
@@ -319,7 +318,7 @@ def with_value(value, place=-1):
     return vector
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("vector", "error", "words"),
     [
@@ -345,7 +344,7 @@ def test_a_vector_that_does_not_fit_is_named_and_changes_nothing(vector, error, 
     assert bits_in(unchanged) == before
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_a_value_too_large_for_one_variable_changes_none():
     model = trained(dense_model(dtype="float16"))
     before = bits_in(model)
@@ -354,7 +353,7 @@ def test_a_value_too_large_for_one_variable_changes_none():
     assert bits_in(model) == before
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_the_vector_of_another_mask_is_refused(unchanged):
     model = unchanged
     before, mask = bits_in(model), kf.get_mask(model)
@@ -384,7 +383,7 @@ def quantized():
     return model
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -406,7 +405,7 @@ def test_a_model_that_has_no_such_vector_says_why(make, error, message):
         kf.set_trained(model, np.ones(SIZE))
 
 
-@same_on_all
+@pytest.mark.same_on_all
 def test_nothing_is_set_while_another_thread_trains():
     model, found = trained(), []
 
@@ -447,7 +446,7 @@ if __name__ == "__main__":
 """
 
 
-@same_on_all
+@pytest.mark.same_on_all
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_processes_of_any_backend_exchange_vectors(backend, tmp_path):
