@@ -387,6 +387,8 @@ def test_a_module_that_cannot_be_imported_is_an_error(terminal, monkeypatch):
     assert "'broken' cannot be imported (ZeroDivisionError)" in message
 
 
+@pytest.mark.slow
+@pytest.mark.same_on_all
 def test_an_imported_module_may_use_the_package_in_a_process_of_its_own(terminal, own_layers):
     command = [sys.executable, "-m", "keras_freeze", "verify", "own.keras", "--json"]
     done = subprocess.run(

@@ -268,6 +268,7 @@ def test_what_flows_into_a_unit_flows_out_of_it(activation):
         np.testing.assert_allclose(before.sum(0), after.sum(1), rtol=1e-6)
 
 
+@pytest.mark.same_on_all
 def test_channels_of_convolutions_conserve_it_too():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -552,6 +553,7 @@ def test_no_loss_is_needed():
     assert kf.freeze(model, optimizer=loop) == expected
 
 
+@pytest.mark.same_on_all
 def test_own_train_step_is_not_run():
     class Own(keras.Sequential):
         def train_step(self, *args):
@@ -604,6 +606,7 @@ def state_of(model):
     return values, [holder.dtype_policy for holder in holders]
 
 
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
 def test_model_is_left_as_it_was(criterion):
     plain = normalized_model()

@@ -87,6 +87,7 @@ def test_too_few_batches_are_told_of():
         kf.freeze(task, Batches(x, y), steps=4)
 
 
+@pytest.mark.same_on_all
 def test_a_callback_measures_what_fit_sees():
     """Of numbers: strings are refused where it is made, before it knows of the model."""
 

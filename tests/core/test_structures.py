@@ -313,6 +313,7 @@ def test_keras_files_keep_the_structure(name, way, tmp_path):
     assert kf.freeze(loaded, X, Y, overwrite=True) == kf.freeze(model, X, Y, overwrite=True)
 
 
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Lamb])
 def test_an_undecided_optimizer_is_saved_with_its_structure(inner, tmp_path):
     model = compiled(network(), kf.FreezeOptimizer(inner(0.1), RATE, structure="column"))
