@@ -21,8 +21,9 @@ demo: $(VENV)/.installed-examples  ## three networks side by side, one of them f
 # target: tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile --durations=25
 FAST := -m "not slow and not exhaustive"
-# In the order of the files: those that start processes have few tests, and would come last.
-SLOW := --no-loadscope-reorder -m "slow and not exhaustive"
+SLOW := -m "slow and not exhaustive"
+# Not the files with most tests first: those that start processes have few, and take longest.
+IN_ORDER := --no-loadscope-reorder
 ALL := --hypothesis-profile=many
 
 test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on all three backends: five minutes on two cores
@@ -34,9 +35,9 @@ test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on a
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## the paper's side, whole programs, other processes and devices
 	@status=0; \
-	KERAS_BACKEND=torch $(PYTEST) $(SLOW) tests/core tests/unit || status=1; \
-	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) tests/end_to_end tests/tensorflow tests/paper tests/core \
-	|| status=1; \
+	KERAS_BACKEND=torch $(PYTEST) $(SLOW) $(IN_ORDER) tests/core tests/unit || status=1; \
+	KERAS_BACKEND=tensorflow $(PYTEST) $(SLOW) $(IN_ORDER) \
+	tests/end_to_end tests/tensorflow tests/paper tests/core || status=1; \
 	KERAS_BACKEND=jax $(PYTEST) $(SLOW) tests/core/test_*jax*.py || status=1; \
 	exit $$status
 
