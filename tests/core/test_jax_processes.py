@@ -44,6 +44,8 @@ keep("batch", batch)
 keep("norm", fit(compiled(network(normalized=True), l2=1e-3), epochs=5))
 keep("ema", fit(compiled(network(), keras.optimizers.SGD(0.1, use_ema=True)), epochs=5))
 keep("whole", fit(frozen(compiled(network(), keras.optimizers.Adam(0.01))), epochs=4))
+regrow = kf.callbacks.RegrowTrained(0.3, 2, x=x[: 120 // COUNT], y=y[: 120 // COUNT], end=7)
+keep("moving", fit(frozen(compiled(network())), epochs=4, callbacks=[regrow]))
 plain = network()
 plain.compile(keras.optimizers.SGD(1.0), model.loss)
 keep("plain", fit(plain, number=60))
@@ -96,13 +98,22 @@ def test_no_more_than_the_gradients_of_trained_entries_is_exchanged(trained):
     assert first["plain_exchanged"] == sum(v.size for v in arrays(first, "start_v"))
 
 
-@pytest.mark.parametrize("name", ["early", "odd", "batch", "norm", "ema", "whole"])
+@pytest.mark.parametrize("name", ["early", "odd", "batch", "norm", "ema", "whole", "moving"])
 def test_two_processes_train_what_one_does_on_all_data(name, trained):
     first, _, alone = trained
     assert all(map(np.array_equal, arrays(first, f"{name}_m"), arrays(alone, f"{name}_m")))
     variables = arrays(first, f"{name}_v"), arrays(alone, f"{name}_v")
     for one, other in zip(*variables, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
+
+
+def test_a_mask_that_moves_leaves_what_is_frozen_as_it_was(trained):
+    first, _, alone = trained
+    masks, before = arrays(first, "moving_m"), arrays(first, "freeze_m")
+    for position, (mask, old) in enumerate(zip(masks, before, strict=True)):
+        assert (mask != old).any()
+        weights, start = first[f"moving_v{2 * position}"], alone[f"start_v{2 * position}"]
+        assert same_bits(weights[~mask], start[~mask])
 
 
 def test_a_step_is_one_of_keras_at_trained_entries_and_none_at_frozen_ones(trained):

@@ -42,6 +42,13 @@ kf.freeze(model, x, y)
 for step in range(8):
     model.train_on_batch(x[step : step + 40], y[step : step + 40])
 keep("whole", model)
+
+model = compiled(network())
+kf.freeze(model, x, y)
+keep("moving_from", model)
+regrow = kf.callbacks.RegrowTrained(0.3, 2, x=x, y=y, end=7)
+model.fit(x, y, batch_size=size, epochs=4, shuffle=False, verbose=0, callbacks=[regrow])
+keep("moving", model)
 give(**found)
 """
 )
@@ -75,6 +82,23 @@ def test_two_processes_train_what_one_does_on_all_data(decides, trained):
     assert all(map(np.array_equal, *masks))
     early = [arrays(one, f"early_{decides}_v") for one in (first, alone)]
     for one, other in zip(*early, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_that_moves_is_that_of_one_process_on_all_data(trained):
+    first, second, alone = trained
+    for prefix in ("moving_v", "moving_m"):
+        assert all(map(same_bits, arrays(first, prefix), arrays(second, prefix)))
+    masks = [arrays(one, "moving_m") for one in (first, alone)]
+    assert all(map(np.array_equal, *masks))
+    for position, (mask, before) in enumerate(
+        zip(masks[0], arrays(first, "moving_from_m"), strict=True)
+    ):
+        assert (mask != before).any()
+        weights, start = first[f"moving_v{2 * position}"], first[f"start_v{2 * position}"]
+        assert same_bits(weights[~mask], start[~mask])
+    values = [arrays(one, "moving_v") for one in (first, alone)]
+    for one, other in zip(*values, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 

@@ -78,10 +78,11 @@ def frozen(model, number=240):
     kf.freeze(model, x[: number // COUNT], y[: number // COUNT])
     return model
 
-def fit(model, epochs=1, size=60, number=120):
+def fit(model, epochs=1, size=60, number=120, callbacks=()):
     number, size = number // COUNT, size // COUNT
     model.fit(
-        x[:number], y[:number], batch_size=size, epochs=epochs, shuffle=False, verbose=0
+        x[:number], y[:number], batch_size=size, epochs=epochs, shuffle=False, verbose=0,
+        callbacks=list(callbacks),
     )
     return model
 
