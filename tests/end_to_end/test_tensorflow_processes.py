@@ -12,7 +12,10 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute"),
 ]
 if keras.backend.backend() == "tensorflow":
-    from workers import BATCH, FREEZE_RATE, digits
+    import tensorflow as tf
+    from workers import BATCH, FREEZE_RATE, compiled, digits, masks, values
+
+    import keras_freeze as kf
 
 EQUAL, UNEQUAL, L2 = (60, 60), (80, 40), 0.01
 DECAYED = {"sizes": EQUAL, "steps": 100, "settings": {"l2": L2}}
@@ -241,6 +244,13 @@ for way in ("freeze", "first batch"):
         **masks(model),
     )
     results.update({f"{way}/{key}": value for key, value in found.items()})
+moving = compiled(STRATEGY)
+own = digits((60, 60), RANK)
+kf.freeze(moving, own[0][0], own[1][0])
+regrow = kf.callbacks.RegrowTrained(0.3, 2, x=own[0][1], y=own[1][1], end=5)
+moving.fit(**both, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[regrow])
+found = {**values(moving), **masks(moving)}
+results.update({f"moving/{key}": value for key, value in found.items()})
 one_more = {"validation_data": (both["x"], both["y"]), "validation_batch_size": 100}
 history = model.fit(**both, batch_size=100, verbose=0, **one_more).history
 results.update(
@@ -288,6 +298,29 @@ def test_fit_trains_workers_as_one_process_on_all_data(fitted, way):
     np.testing.assert_allclose(first["history"][0], np.reshape(losses, (3, 2)).mean(axis=1), 1e-4)
     for values, expected in zip(arrays(first, "v"), hand.values, strict=True):
         np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_that_moves_is_that_of_one_process_on_all_data(fitted):
+    first, second = (
+        {name.removeprefix("moving/"): value for name, value in found.items()} for found in fitted
+    )
+    for prefix in ("v", "m"):
+        assert all(map(same_bits, arrays(first, prefix), arrays(second, prefix)))
+    x, y = digits()
+    model = compiled(tf.distribute.get_strategy())
+    start = values(model)
+    kf.freeze(model, x[0], y[0])
+    before = masks(model)
+    regrow = kf.callbacks.RegrowTrained(0.3, 2, x=x[1], y=y[1], end=5)
+    both = {"x": np.concatenate(x), "y": np.concatenate(y)}
+    model.fit(**both, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[regrow])
+    for name, mask in masks(model).items():
+        assert np.array_equal(first[name], mask)
+        assert (mask != before[name]).any()
+        weights = name.replace("m", "v")
+        assert same_bits(first[weights][~mask], start[weights][~mask])
+    for name, expected in values(model).items():
+        np.testing.assert_allclose(first[name], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_of_fit_sums_what_is_trained_and_the_metrics(fitted):
