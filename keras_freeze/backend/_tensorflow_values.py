@@ -56,6 +56,13 @@ def assign(variable: Any, values: Any) -> None:
     tensor_variable(variable).assign(values, read_value=False)  # in half the time of Keras's
 
 
+def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
+    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
+    whole = to_numpy(variable)  # `scatter` is compiled for each number of indices
+    whole.reshape(-1)[indices] = values
+    assign(variable, whole)
+
+
 def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
     """Return the entries of a variable at flat indices, as a NumPy array."""
     value = tf.convert_to_tensor(tensor_variable(variable))

@@ -297,18 +297,30 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     return call
 
 
+def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
+    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
+    whole = to_numpy(variable)  # `scatter` is compiled for each number of indices
+    whole.reshape(-1)[indices] = values
+    variable.assign(whole)
+
+
 def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
     """Return the entries of a variable at flat indices, as a NumPy array."""
     array = _tensor(variable)
     if {device.platform for device in array.devices()} == {"cpu"} and array.is_fully_replicated:
-        return np.asarray(array).reshape(-1)[indices]  # a view: only the entries are copied
-    return to_numpy(gather(variable, indices))
+        entries = np.asarray(array).reshape(-1)[indices]  # of a view: only they are copied
+    else:
+        entries = whole_array(gather(variable, indices))
+    return _as_declared(entries, variable)
 
 
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
-    array = whole_array(_tensor(value))
-    # See `held_dtype`.
+    return _as_declared(whole_array(_tensor(value)), value)
+
+
+def _as_declared(array: np.ndarray, value: Any) -> np.ndarray:
+    """Return values that were read from a variable in its dtype; see `held_dtype`."""
     if isinstance(value, keras.Variable) and value.dtype in ("float64", "int64", "uint64"):
         return array.astype(value.dtype, copy=False)
     return array

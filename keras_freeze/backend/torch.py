@@ -230,11 +230,23 @@ def to_numpy(value: Any) -> np.ndarray:
 
 def assign(variable: Any, values: Any) -> None:
     """Assign a NumPy array of a variable's shape and dtype, also one of a dtype of `ml_dtypes`."""
+    variable.assign(_from_unknown(values))
+
+
+def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
+    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
+    device = variable.value.device
+    tensors = [torch.as_tensor(array, device=device) for array in (indices, _from_unknown(values))]
+    scatter(variable, *tensors)
+
+
+def _from_unknown(values: np.ndarray) -> Any:
+    """Return a tensor of values of a dtype that NumPy does not know, and others as they are."""
     dtype = getattr(torch, values.dtype.name, None)
-    if isinstance(dtype, torch.dtype) and dtype in _BITS_OF_UNKNOWN:
-        patterns = values.view(str(_BITS_OF_UNKNOWN[dtype]).removeprefix("torch."))
-        values = torch.from_numpy(patterns.copy()).view(dtype)
-    variable.assign(values)
+    if not isinstance(dtype, torch.dtype) or dtype not in _BITS_OF_UNKNOWN:
+        return values
+    patterns = values.view(str(_BITS_OF_UNKNOWN[dtype]).removeprefix("torch."))
+    return torch.from_numpy(patterns.copy()).view(dtype)
 
 
 def keep_gradients(variables: Sequence[Any]) -> list[Any]:

@@ -171,7 +171,8 @@ def distances_to_frozen(optimizer: FreezeOptimizer, entry: MaskEntry) -> np.ndar
 
     That is their value before training, or zero in a pruned network.
     """
-    values = backend.to_numpy(optimizer.parameters[entry.position].variable)[entry.trained]
+    variable = optimizer.parameters[entry.position].variable
+    values = backend.values_at(variable, np.flatnonzero(entry.trained))
     if optimizer.frozen_weights == "keep":
         return distances(values, optimizer.trained_starts.values[entry.position])
     return distances(values, np.zeros_like(values))

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from keras_freeze import _keras_private, backend
+from keras_freeze._utils.bits import numpy_dtype
 from keras_freeze._utils.threads import exclusive
 from keras_freeze._utils.typing import Optimizer
 from keras_freeze.masks import frozen_variables
@@ -84,19 +85,17 @@ def _freeze_what_leaves(optimizer: "MaskedOptimizer", before: FreezeMask, mask: 
     values_before = {}
     for old, new in zip(weights_in(before), weights_in(mask), strict=True):
         variable = optimizer.parameters[old.position].variable
-        values = backend.to_numpy(variable)
-        flat, was_trained = values.reshape(-1), np.flatnonzero(old.trained)
+        was_trained = np.flatnonzero(old.trained)
         stays = new.trained.reshape(-1)[was_trained]
-        starts = np.zeros(was_trained.size, flat.dtype)
+        starts = np.zeros(was_trained.size, numpy_dtype(variable.dtype))
         if optimizer.frozen_weights == "keep":
-            starts = known.values[old.position].astype(flat.dtype, copy=False)
+            starts = known.values[old.position].astype(starts.dtype, copy=False)
             is_trained = np.flatnonzero(new.trained)
-            of_trained = flat[is_trained]  # what joins is frozen yet
+            of_trained = backend.values_at(variable, is_trained)  # what joins is frozen yet
             of_trained[old.trained.reshape(-1)[is_trained]] = starts[stays]
             values_before[old.position] = of_trained
         if not stays.all():
-            flat[was_trained[~stays]] = starts[~stays]
-            variable.assign(values)
+            backend.assign_at(variable, was_trained[~stays], starts[~stays])
     optimizer.set_trained_starts(replace(known, digest=None, values=values_before))
 
 

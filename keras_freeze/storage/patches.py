@@ -71,9 +71,7 @@ class Patch:
         if self.places is None:
             set_bits(variable, self.after, dtype_of(variable))
             return
-        values = from_bits(self.after, dtype_of(variable))
-        values = keras.ops.convert_to_tensor(values, dtype=dtype_of(variable))
-        backend.scatter(variable, keras.ops.convert_to_tensor(self.places), values)
+        backend.assign_at(variable, self.places, from_bits(self.after, dtype_of(variable)))
 
 
 def _merged(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
