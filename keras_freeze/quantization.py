@@ -161,7 +161,11 @@ def quantize(
     starts = origins(model, variables, base_variables)
     starts = {saved: start for saved, start in starts.items() if saved.is_stored.any()}
     if not starts:
-        raise ValueError(f"Nothing in the model can be quantized. Received: model={model!r}")
+        raise ValueError(
+            "The model must have trained weights that can be on a grid: of a float dtype, which "
+            "JAX must hold as it is (float64 with `jax_enable_x64` alone), and without a "
+            f"constraint. Received: model={model!r}"
+        )
     before: Mapping[str, float] = {}
     after = before
     if grid is not None:

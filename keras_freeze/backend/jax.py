@@ -256,13 +256,21 @@ def call_if(condition: Any, function: Callable[[], None]) -> None:
         check(condition)
 
 
+class _Marker(keras.Variable):
+    """A variable that stays as it is where another process had another shape."""
+
+    def assign(self, value: Any) -> Any:
+        # A LossScaleOptimizer stores and loads all variables of the optimizer that it wraps.
+        return super().assign(value) if tuple(value.shape) == tuple(self.shape) else self.value
+
+
 def trace_markers(generation: int) -> list[Any]:
     """Return variables that make JAX trace functions of an earlier mask again.
 
     They are part of the state that such a function is given, and their shape is another one for
     each mask.
     """
-    return [keras.Variable(np.zeros((0, generation)), trainable=False, name="generation")]
+    return [_Marker(np.zeros((0, generation)), trainable=False, name="generation")]
 
 
 def known_value(variable: Any) -> np.ndarray | None:
@@ -278,7 +286,6 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     It is of tensors, or structures of them, and reads or assigns variables of this model alone.
     """
 
-    @jax.jit
     def stateless(values: list[Any], arguments: Any) -> tuple[Any, list[Any]]:
         with _Scope(list(zip(model.variables, values, strict=True))) as scope:
             results = function(*arguments)
@@ -287,8 +294,10 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
             scope.get_current_value(v) if id(v) in scope.assigned else None for v in model.variables
         ]
 
+    run = jax.jit(stateless) if model.jit_compile else stateless  # as `fit` does
+
     def call(*arguments: Any) -> Any:
-        results, values = stateless([v.value for v in model.variables], arguments)
+        results, values = run([v.value for v in model.variables], arguments)
         for variable, value in zip(model.variables, values, strict=True):
             if value is not None:
                 variable.assign(value)

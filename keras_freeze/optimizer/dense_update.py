@@ -267,10 +267,11 @@ class DenseUpdate(Update):
 
     def _scores(self, position: int, gradient: Any) -> Any:
         parameter = self.parameters[position]
-        if gradient is not None:
-            gradient = ops.cast(gradient, "float32")
-            gradient = gradient / (self.inner.loss_scale_factor or 1.0)
         weights = backend.read(parameter.variable)
+        if gradient is not None:
+            # TensorFlow does not know all sizes of some gradients while it traces.
+            gradient = ops.reshape(ops.cast(gradient, "float32"), weights.shape)
+            gradient = gradient / (self.inner.loss_scale_factor or 1.0)
         scores = ops.reshape(
             criteria.score(self._criterion, weights, gradient, parameter.path), [-1]
         )

@@ -352,6 +352,27 @@ def test_model_checkpoint_of_the_best_epoch_brings_the_mask(tmp_path, way):
 
 
 @each_way
+def test_a_whole_model_with_a_scaled_loss_goes_on_bit_for_bit(tmp_path, way):
+    model = network()
+    optimizer = kf.FreezeOptimizer(keras.optimizers.Adam(0.01), freeze_rate=0.75)
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    if way == "freeze":
+        freeze(model)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    for one in (model, loaded):
+        fit(one)
+    assert kf.get_mask(loaded) == kf.get_mask(model)
+    assert [v.tobytes() for v in values(loaded.variables)] == [
+        v.tobytes() for v in values(model.variables)
+    ]
+
+
+@each_way
 def test_mask_that_waits_for_the_optimizer_is_saved_again(tmp_path, saved, way):
     between = unbuilt()
     between.load_weights(saved[way].path("m.weights.h5"))

@@ -197,6 +197,36 @@ def test_a_batch_that_is_not_finite_decides_nothing_and_the_next_one_does():
     assert not np.array_equal(values(model)[0], start)
 
 
+@pytest.mark.parametrize("criterion", ["gradient", "fisher", "snip"])
+def test_batches_of_any_size_decide_as_freeze_does(criterion):
+    x = np.random.default_rng(0).normal(size=(8, 6, 5)).astype("float32")
+    y = np.arange(8) % 4
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, number):
+            return x, y
+
+    masks = []
+    for decides in ("freeze", "first batch"):
+        # Of a kernel of Dense with inputs of rank 3, TensorFlow does not know the gradient's shape.
+        dense = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(4)]
+        pooling = keras.layers.GlobalAveragePooling1D()
+        model = keras.Sequential([keras.Input((6, 5)), dense[0], pooling, dense[1]])
+        kf.reinitialize(model, seed=0)
+        model.compile(
+            kf.FreezeOptimizer(keras.optimizers.SGD(0.1), 0.8, criterion=criterion),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        if decides == "freeze":
+            kf.freeze(model, x, y)
+        model.fit(Batches(), verbose=0)
+        masks.append(kf.get_mask(model))
+    assert masks[0] == masks[1]
+
+
 def test_optimizers_that_mix_entries_stay_dense():
     model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Lamb(0.1), 0.8))
     fit(model, *data())

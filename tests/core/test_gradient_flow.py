@@ -536,3 +536,29 @@ def test_model_in_which_nothing_is_trained_is_refused():
     kf.freeze(model, mask={"kernel": np.zeros((6, 3), bool)})
     with pytest.raises(ValueError, match="Nothing"):
         gradient_flow(model, x, y)
+
+
+@pytest.mark.cases(1)
+def test_a_model_that_fit_does_not_compile_is_not_compiled():
+    def network(*lookup):
+        return compiled(
+            keras.Sequential(
+                [
+                    keras.Input((2,), dtype="int64"),
+                    *lookup,
+                    layers.Embedding(4, 3),
+                    layers.Flatten(),
+                    layers.Dense(3),
+                ]
+            )
+        )
+
+    numbers = np.array([[3, 5], [7, 9], [5, 5], [7, 3]] * 3)
+    indices = np.array([[1, 2], [3, 0], [2, 2], [3, 1]] * 3)
+    y = np.arange(12) % 3
+    looked_up = network(layers.IntegerLookup(vocabulary=[3, 5, 7]))  # not by JAX's compiler
+    given = network()
+    given.set_weights(looked_up.get_weights())
+    for model, x in ((looked_up, numbers), (given, indices)):
+        kf.freeze(model, x, y)
+    assert np.isclose(gradient_flow(looked_up, numbers, y), gradient_flow(given, indices, y))
