@@ -10,7 +10,7 @@ the biases of `MultiHeadAttention` are matrices, the alphas of `PReLU` may be cu
 import math
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,19 +161,20 @@ def normalize_exclude(exclude: Any) -> tuple[str, ...]:
     accepted = "a layer's name, a path, a Keras layer, or an iterable of these"
     if isinstance(exclude, (str, keras.layers.Layer)):
         exclude = [exclude]
-    if not isinstance(exclude, Iterable):
+    if not isinstance(exclude, Iterable) or isinstance(exclude, Mapping):
         raise type_error("exclude", exclude, accepted)
+    entries = list(exclude)
     names: list[str] = []
-    for entry in exclude:
+    for entry in entries:
         if isinstance(entry, keras.layers.Layer):
             names.extend(_names_of_layer(entry))
         elif isinstance(entry, str):
             if not all(entry.split("/")):
                 parts = "names or paths such as 'fc2' or 'fc2/kernel', without empty components"
-                raise value_error("exclude", entry, parts)
+                raise value_error("exclude", entries, parts)
             names.append(entry)
         else:
-            raise type_error("exclude", entry, accepted)
+            raise type_error("exclude", entries, accepted)
     return tuple(dict.fromkeys(names))
 
 

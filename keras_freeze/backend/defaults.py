@@ -50,6 +50,11 @@ def assign(variable: Any, values: Any) -> None:
 # Graphs and functions that are traced
 
 
+def not_converted(function: Any) -> Any:
+    """Return the method itself: nothing rewrites functions that are traced."""
+    return function
+
+
 def eager_scope() -> contextlib.AbstractContextManager[None]:
     """Return a scope that does nothing: Keras builds optimizers before it traces."""
     return contextlib.nullcontext()

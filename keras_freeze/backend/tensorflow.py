@@ -40,6 +40,11 @@ def cause_of(error: Any) -> str:
     return re.split(r'  File ".*\n', error.message)[-1].split("\n\t [[")[0].strip()
 
 
+def not_converted(function: Any) -> Any:
+    """Return a method that AutoGraph does not rewrite where a user's function calls it."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
 def eager_scope() -> contextlib.AbstractContextManager[None]:
     """Return a scope that leaves the graph being traced, so that assignments are executed."""
     return tf.init_scope()

@@ -298,6 +298,7 @@ class FreezeOptimizer(MaskedOptimizer):
         if is_undecided and not self.trains_everything:
             self.__dict__["_starts"] = starts_of(model, candidates)
 
+    @backend.not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Update the trained entries of the variables; decide the mask if there is none yet.
 

@@ -495,3 +495,31 @@ def test_an_eager_loop_over_kernels_of_many_shapes_is_no_warning_of_retracing(
     monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *rest: messages.append(text))
     fit(model, x, y)
     assert not [text for text in messages if "retracing" in text]
+
+
+def test_autograph_rewrites_nothing_that_the_optimizer_calls():
+    called, rewritten = [], []
+
+    def criterion(weights, gradients):
+        called.append(True)
+        scores = tf.abs(weights * gradients)
+        try:
+            if tf.reduce_sum(scores) > 0:
+                rewritten.append(True)
+        except TypeError:  # of a tensor whose value is not known yet
+            pass
+        return scores
+
+    model = dense_model()
+    optimizer = kf.FreezeOptimizer(sgd(), 0.75, criterion=criterion)
+    x, y = blobs()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = crossentropy()(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    step()
+    assert called
+    assert not rewritten
