@@ -1,7 +1,9 @@
 """The parts of Keras's variables and optimizers that the package relies on."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Variable(Protocol):

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_freeze import _keras_private
+from keras_freeze._utils.typing import Method
 
 # Whether functions that are traced keep a mask as a constant.
 TRACES_MASKS = False
@@ -50,7 +51,7 @@ def assign(variable: Any, values: Any) -> None:
 # Graphs and functions that are traced
 
 
-def not_converted(function: Any) -> Any:
+def not_converted(function: Method) -> Method:
     """Return the method itself: nothing rewrites functions that are traced."""
     return function
 

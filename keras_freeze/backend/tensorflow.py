@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_freeze import _keras_private
+from keras_freeze._utils.typing import Method
 from keras_freeze.backend._passes import all_gradients
 from keras_freeze.backend._tensorflow_distribution import *  # noqa: F403
 from keras_freeze.backend._tensorflow_distribution import _update, num_replicas
@@ -40,9 +41,10 @@ def cause_of(error: Any) -> str:
     return re.split(r'  File ".*\n', error.message)[-1].split("\n\t [[")[0].strip()
 
 
-def not_converted(function: Any) -> Any:
+def not_converted(function: Method) -> Method:
     """Return a method that AutoGraph does not rewrite where a user's function calls it."""
-    return tf.autograph.experimental.do_not_convert(function)
+    unconverted: Method = tf.autograph.experimental.do_not_convert(function)
+    return unconverted
 
 
 def eager_scope() -> contextlib.AbstractContextManager[None]:

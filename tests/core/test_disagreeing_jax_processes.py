@@ -1,15 +1,10 @@
-"""Processes of JAX that disagree, or of which one dies."""
+"""Processes of JAX that disagree and are refused."""
 
-import keras
 import numpy as np
-import pytest
 from group_scripts import JAX, arrays
-from together import assert_all_succeeded, run_together
+from together import assert_all_succeeded, marks_of_processes, run_together
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX"),
-]
+pytestmark = marks_of_processes("jax")
 
 DISAGREE = (
     JAX

@@ -1,14 +1,9 @@
-"""Processes of PyTorch that disagree, or of which one dies."""
+"""Processes of PyTorch that disagree and are refused."""
 
-import keras
-import pytest
 from group_scripts import TORCH
-from together import assert_all_succeeded, run_together
+from together import assert_all_succeeded, marks_of_processes, run_together
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "torch", reason="a process group of PyTorch"),
-]
+pytestmark = marks_of_processes("torch")
 
 DISAGREE = (
     TORCH

@@ -1,16 +1,12 @@
 """Several processes of JAX that train one model: what they exchange, and that they agree."""
 
-import keras
 import numpy as np
 import pytest
-from group_scripts import JAX, arrays
+from group_scripts import JAX, arrays, assert_only_trained_entries_moved
 from helpers import same_bits
-from together import assert_all_succeeded, run_together
+from together import assert_all_succeeded, marks_of_processes, run_together
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution is for JAX"),
-]
+pytestmark = marks_of_processes("jax")
 
 TRAIN = (
     JAX
@@ -109,11 +105,9 @@ def test_two_processes_train_what_one_does_on_all_data(name, trained):
 
 def test_a_mask_that_moves_leaves_what_is_frozen_as_it_was(trained):
     first, _, alone = trained
-    masks, before = arrays(first, "moving_m"), arrays(first, "freeze_m")
-    for position, (mask, old) in enumerate(zip(masks, before, strict=True)):
-        assert (mask != old).any()
-        weights, start = first[f"moving_v{2 * position}"], alone[f"start_v{2 * position}"]
-        assert same_bits(weights[~mask], start[~mask])
+    for mask, before in zip(arrays(first, "moving_m"), arrays(first, "freeze_m"), strict=True):
+        assert (mask != before).any()
+    assert_only_trained_entries_moved(first, "moving", arrays(alone, "start_v"))
 
 
 def test_a_step_is_one_of_keras_at_trained_entries_and_none_at_frozen_ones(trained):
@@ -131,10 +125,7 @@ def test_a_step_is_one_of_keras_at_trained_entries_and_none_at_frozen_ones(train
         mask = np.ones(before.shape, bool) if position % 2 else masks[position // 2]
         assert same_bits(before[~mask], after[~mask])
         np.testing.assert_allclose((before - after)[mask], gradients[position][mask], atol=1e-6)
-    for position, mask in enumerate(arrays(first, "freeze_m")):  # after 100 steps
-        weights = first[f"freeze_v{2 * position}"]
-        assert same_bits(weights[~mask], start[2 * position][~mask])
-        assert not same_bits(weights[mask], start[2 * position][mask])
+    assert_only_trained_entries_moved(first, "freeze", start)  # after 100 steps
 
 
 STOPPED = (

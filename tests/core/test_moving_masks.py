@@ -39,6 +39,7 @@ DENSE = ("averaging", "muon", "lamb")
 
 few = pytest.mark.cases(6, tensorflow=2, jax=2)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+slow_elsewhere = pytest.mark.slow_on("tensorflow", "jax")
 
 
 class Watch(keras.callbacks.Callback):
@@ -281,7 +282,7 @@ def test_adam_and_rigl_are_what_they_are_by_hand(is_averaging):
         np.testing.assert_allclose(value_of(kernel), hand.weights, rtol=0, atol=2e-6)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_slots_of_what_stays_are_kept_and_those_of_what_joins_are_fresh():
     optimizer = kf.FreezeOptimizer(keras.optimizers.Adagrad(0.05), 0.5)
     model = compiled(two_dense_layers(), optimizer)
@@ -389,7 +390,7 @@ def test_gradual_freezing_needs_two_new_training_steps():
     assert len(traces) <= 3 * num_traces
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]
@@ -410,7 +411,7 @@ def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
     assert abs(sizes["moved"] - sizes["fixed"]) <= 24
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     def begun():
         model = two_dense_layers()
@@ -481,7 +482,7 @@ def test_starts_that_weights_trained_whole_did_not_have_are_not_in_a_file(tmp_pa
         train(kf.load(tmp_path / "model.freeze"), rigl(), epochs=1)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -534,7 +535,7 @@ def test_the_gradients_of_a_model_with_its_own_train_step_choose():
     assert watch.num_changes >= 3
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_distribution_holds_while_the_rate_rises():
     optimizer = kf.FreezeOptimizer(sgd(), 0.0, distribution={"head": 0.5})
     model = compiled(two_dense_layers(), optimizer)
@@ -544,7 +545,7 @@ def test_a_distribution_holds_while_the_rate_rises():
     assert mask["head/kernel"].sum() == 12
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize("distribution", ["global", "uniform", "erk", {"head": 0.5}])
 def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.3, distribution=distribution))
@@ -563,7 +564,7 @@ def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
             assert sum(found) == group.num_trained
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_rates_hold_that_are_given_by_another_name_of_the_model():
     model = compiled(
         two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.0, distribution={"head/kernel": 0.5})
@@ -587,7 +588,7 @@ def test_restricted_gradients_follow_the_mask():
         np.testing.assert_allclose(one, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_the_loss_scale_of_mixed_precision_makes_no_difference():
     optimizer = kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7)
     model = dense_model(dtype="mixed_float16")
@@ -604,7 +605,7 @@ def test_the_loss_scale_of_mixed_precision_makes_no_difference():
             assert same_bits(value_of(variable)[~entry.trained], start[~entry.trained])
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_starts_that_were_drawn_with_seeds_are_found_again():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -623,7 +624,7 @@ def with_loaded_weights(**arguments):
     return compiled(model, kf.FreezeOptimizer(sgd(), 0.7, **arguments))
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_starts_that_are_lost_are_an_error():
     model = with_loaded_weights()
     kf.freeze(model, X[:8], Y[:8])
@@ -634,7 +635,7 @@ def test_starts_that_are_lost_are_an_error():
     assert all(map(same_bits, values_of(model.variables), before))
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_pruned_network_needs_no_starts():
     model = with_loaded_weights(frozen_weights="zero")
     kf.freeze(model, X[:8], Y[:8])
@@ -644,7 +645,7 @@ def test_a_pruned_network_needs_no_starts():
     assert watch.num_changes >= 3
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_the_first_batch_decides_at_the_initial_rate():
     optimizer = kf.FreezeOptimizer(sgd(), 0.97)
     model = compiled(two_dense_layers(), optimizer)
@@ -669,7 +670,7 @@ def test_steps_that_are_executed_together_change_the_mask_together():
     assert watch.num_changes >= 2
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_the_fraction_falls_to_zero_at_the_end():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(0.0), 0.5))
     kf.freeze(model, X[:8], Y[:8])
@@ -678,14 +679,14 @@ def test_the_fraction_falls_to_zero_at_the_end():
     assert all(mask == watch.masks[5] for mask in watch.masks[5:])
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_the_rate_is_that_of_the_polynomial():
     callback = GradualFreezing(0.2, 0.8, 10, 20, power=2)
     assert [callback.rate(step) for step in (0, 10, 15, 20, 30)] == [0.2, 0.2, 0.65, 0.8, 0.8]
     assert GradualFreezing(0.5, 0.5, 3, 3).rate(3) == 0.5
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -717,7 +718,7 @@ def test_arguments_out_of_range_are_errors(make, error, message):
         make()
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_batch_size_for_a_dataset_is_an_error():
     class Data(keras.utils.PyDataset):
         def __len__(self):
@@ -731,7 +732,7 @@ def test_a_batch_size_for_a_dataset_is_an_error():
     RegrowTrained(0.3, 1, "gradient", x=Data(), steps=2)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -747,7 +748,7 @@ def test_models_whose_masks_cannot_move_are_errors(optimizer, message, schedule)
         train(model, SCHEDULES[schedule][1]())
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize(
     ("distribution", "advises_a_rate"), [("global", True), ({"head": 0.9}, False)]
 )
@@ -761,7 +762,7 @@ def test_a_mask_of_a_higher_rate_than_the_initial_one_is_an_error(distribution, 
     assert ("freeze_rate=0.5" in str(error.value)) == advises_a_rate
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize("structure", ["column", "row", (2, 4), "2:4"])
 @pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
 @pytest.mark.cases(8, tensorflow=1, jax=1)
@@ -803,7 +804,7 @@ def trained_by(first):
     return model, watch
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
     model, watch = trained_by(rigl())
     compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
@@ -811,7 +812,7 @@ def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
     assert watch.num_changes >= 2
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
     model = with_loaded_weights()
     kf.freeze(model, X[:8], Y[:8])
@@ -824,7 +825,7 @@ def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
         assert watch.num_changes
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_values_that_are_set_before_training_are_not_the_starts():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -836,7 +837,7 @@ def test_values_that_are_set_before_training_are_not_the_starts():
     assert watch.num_changes
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_weights_and_state_that_are_set_back_have_their_own_starts():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -851,7 +852,7 @@ def test_weights_and_state_that_are_set_back_have_their_own_starts():
     train(model, rigl(), watch, epochs=1)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     base = with_loaded_weights()
 
@@ -872,7 +873,7 @@ def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     assert_same_weights(loaded, whole)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
 def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(float("inf")), 0.5))
@@ -881,7 +882,7 @@ def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
     assert not all(np.isfinite(value).all() for value in values_of(model.variables))
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_pruned_model_keeps_its_zeros():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])
@@ -890,7 +891,7 @@ def test_a_pruned_model_keeps_its_zeros():
         train(model, rigl())
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_accumulated_gradients_count_batches():
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.0))
@@ -903,7 +904,7 @@ def test_accumulated_gradients_count_batches():
     np.testing.assert_allclose(rates, expected, atol=1 / 36)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize("schedule", ["gradual", "rigl"])
 def test_one_fit_is_as_good_as_several(schedule):
     def trained(*numbers):
@@ -923,7 +924,7 @@ def test_one_fit_is_as_good_as_several(schedule):
     assert_same_weights(parts, whole)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 @pytest.mark.parametrize("schedule", ["gradual", "rigl"])
 def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]
@@ -944,7 +945,7 @@ def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule
     assert_same_weights(loaded, whole)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_callback_whose_fit_has_failed_serves_another_model():
     callback = RegrowTrained(0.5, 2, "random")
     broken = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
@@ -956,7 +957,7 @@ def test_a_callback_whose_fit_has_failed_serves_another_model():
     assert watch.num_changes
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_the_factors_of_adafactor_are_left_alone():
     inner = keras.optimizers.Adafactor(0.01, epsilon_1=1e-10)
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.5))
@@ -974,7 +975,7 @@ def test_the_factors_of_adafactor_are_left_alone():
             assert np.count_nonzero(value_of(new)) == np.count_nonzero(old)
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
     model, _ = trained_by(rigl())
     state = model.optimizer.state
@@ -985,7 +986,7 @@ def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
         keras.models.load_model(tmp_path / "model.keras")
 
 
-@pytest.mark.slow_on("tensorflow", "jax")
+@slow_elsewhere
 def test_a_model_with_a_mask_and_no_optimizer_yet_is_initialized_again():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])

@@ -1,30 +1,22 @@
 """Several processes of PyTorch that train one model: what they exchange, and that they agree."""
 
-import keras
 import numpy as np
 import pytest
-from group_scripts import TORCH, arrays
+from group_scripts import TORCH, arrays, assert_only_trained_entries_moved
 from helpers import same_bits
-from together import assert_all_succeeded, run_together
+from together import assert_all_succeeded, marks_of_processes, run_together
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "torch", reason="a process group of PyTorch"),
-]
+pytestmark = marks_of_processes("torch")
 
 TRAIN = (
     TORCH
     + """
-found = {}
 x, y = digits(RANK, COUNT)
 size = 120 // COUNT
 
-def keep(name, model):
-    found.update({f"{name}_{k}": v.copy() for k, v in {**values(model), **masks(model)}.items()})
-
 for decides in ("freeze", "batch"):
     model = compiled(network())
-    found.update({f"start_{k}": v for k, v in values(model).items()})
+    keep("start", model)
     if decides == "freeze":
         kf.freeze(model, x, y)
     exchanged.clear()
@@ -68,10 +60,7 @@ def test_two_processes_train_what_one_does_on_all_data(decides, trained):
     first, second, alone = trained
     for prefix in (f"{decides}_v", f"{decides}_m"):
         assert all(map(same_bits, arrays(first, prefix), arrays(second, prefix)))
-    for position, mask in enumerate(arrays(first, f"{decides}_m")):
-        weights, start = first[f"{decides}_v{2 * position}"], first[f"start_v{2 * position}"]
-        assert same_bits(weights[~mask], start[~mask])
-        assert not same_bits(weights[mask], start[mask])
+    assert_only_trained_entries_moved(first, decides, arrays(first, "start_v"))
     exchanged = first[f"{decides}_exchanged"]
     first_batch = 0 if decides == "freeze" else 5
     assert (exchanged[first_batch:] == first["trained"]).all()
@@ -91,12 +80,9 @@ def test_a_mask_that_moves_is_that_of_one_process_on_all_data(trained):
         assert all(map(same_bits, arrays(first, prefix), arrays(second, prefix)))
     masks = [arrays(one, "moving_m") for one in (first, alone)]
     assert all(map(np.array_equal, *masks))
-    for position, (mask, before) in enumerate(
-        zip(masks[0], arrays(first, "moving_from_m"), strict=True)
-    ):
+    for mask, before in zip(masks[0], arrays(first, "moving_from_m"), strict=True):
         assert (mask != before).any()
-        weights, start = first[f"moving_v{2 * position}"], first[f"start_v{2 * position}"]
-        assert same_bits(weights[~mask], start[~mask])
+    assert_only_trained_entries_moved(first, "moving", arrays(first, "start_v"))
     values = [arrays(one, "moving_v") for one in (first, alone)]
     for one, other in zip(*values, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -128,10 +114,6 @@ def trained(model, sizes=(30, 30), steps=6, freeze=True):
     for _ in range(steps):
         model.train_on_batch(x[: sizes[RANK]], y[: sizes[RANK]])
     return model
-
-found = {}
-def keep(name, model):
-    found.update({f"{name}_{k}": v for k, v in values(model).items()})
 
 ARGUMENTS["normalized"] = True
 keep("norm", trained(compiled(network())))

@@ -5,12 +5,9 @@ import numpy as np
 import pytest
 from helpers import same_bits
 from oracle import DenseByHand, brute_force_mask
-from together import assert_all_succeeded, run_together
+from together import assert_all_succeeded, marks_of_processes, run_together
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute"),
-]
+pytestmark = marks_of_processes("tensorflow")
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
     from workers import BATCH, FREEZE_RATE, compiled, digits, masks, values

@@ -1,4 +1,6 @@
-"""What the scripts of processes that train one model have in common: data and networks."""
+"""What tests of processes that train one model have in common: the scripts' data and networks."""
+
+from helpers import same_bits
 
 TORCH = """
 import keras, torch
@@ -40,7 +42,12 @@ def values(model):
     return {f"v{i}": keras.ops.convert_to_numpy(v) for i, v in enumerate(model.trainable_variables)}
 
 def masks(model):
-    return {f"m{e.position}": e.trained for e in kf.get_mask(model).entries}
+    mask = kf.get_mask(model)
+    return {} if mask is None else {f"m{e.position}": e.trained for e in mask.entries}
+
+found = {}
+def keep(name, model):
+    found.update({f"{name}_{k}": v.copy() for k, v in {**values(model), **masks(model)}.items()})
 """
 
 JAX = """
@@ -99,3 +106,11 @@ def arrays(found, prefix):
     """The arrays whose names are the prefix and a number, in the order of the numbers."""
     names = [name for name in found if name.removeprefix(prefix).isdigit()]
     return [found[name] for name in sorted(names, key=lambda name: int(name.removeprefix(prefix)))]
+
+
+def assert_only_trained_entries_moved(found, name, start):
+    """Whether the kernels of `keep(name, model)` have their start where they are frozen alone."""
+    for position, mask in enumerate(arrays(found, f"{name}_m")):
+        weights, before = found[f"{name}_v{2 * position}"], start[2 * position]
+        assert same_bits(weights[~mask], before[~mask])
+        assert not same_bits(weights[mask], before[mask])

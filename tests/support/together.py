@@ -11,6 +11,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 # What a script begins with: `RANK`, `COUNT`, `FOLDER`, `ARGUMENTS`, and `give(**arrays)`.
 _PRELUDE = """
@@ -57,6 +58,12 @@ class Finished:
     returncode: int | None
     errors: str
     arrays: dict[str, np.ndarray]
+
+
+def marks_of_processes(backend):
+    """The marks of a module that starts processes of this backend."""
+    is_another = keras.backend.backend() != backend
+    return [pytest.mark.slow, pytest.mark.skipif(is_another, reason=f"processes of {backend}")]
 
 
 def free_ports(count):
