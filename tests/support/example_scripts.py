@@ -25,12 +25,28 @@ class Finished(NamedTuple):
     stderr: str
 
 
+@contextlib.contextmanager
+def logging_restored():
+    """Undo what a script does to logging, so that later tests see what is logged."""
+    verbosity = absl_logging.get_verbosity()
+    loggers = [logging.root, absl_logging.get_absl_logger(), logging.getLogger("tensorflow")]
+    levels = [logger.level for logger in loggers]
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(absl_logging.get_absl_handler())
+        absl_logging.set_verbosity(verbosity)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def run(script, *arguments, **environment):
     """Run a script within this process."""
     path = ROOT / "examples" / script
     app.define_help_flags()  # which happens once
     known = set(flags.FLAGS)
     with (
+        logging_restored(),
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
         mock.patch.object(sys, "argv", [str(path), *map(str, arguments)]),
@@ -45,7 +61,6 @@ def run(script, *arguments, **environment):
         finally:  # another script may have flags of these names
             for name in set(flags.FLAGS) - known:
                 delattr(flags.FLAGS, name)
-            logging.root.removeHandler(absl_logging.get_absl_handler())
         if isinstance(status, str):
             print(status, file=sys.stderr)
             status = 1
