@@ -23,7 +23,7 @@ from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.model_state import ModelOptimizers, check_not_quantized, get_mask
 from keras_freeze.placements import Placement, remember_grid
 from keras_freeze.starts import Source
-from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.coding.integers import Integers
 from keras_freeze.storage.grid_values import SCALES, largest_difference, nearest, origins
 from keras_freeze.storage.keras_model import bits_of, check_built, set_bits, variables_of
 from keras_freeze.storage.loading import open_base
@@ -385,4 +385,4 @@ def _evaluate(model: keras.Model, x: Any, y: Any) -> dict[str, float]:
 
 def _row(saved: SavedVariable, point: OnGrid) -> QuantizedRow:
     size = point.integers.size
-    return QuantizedRow(saved.path, size, point.grid.step, num_bits(point.integers) / size)
+    return QuantizedRow(saved.path, size, point.grid.step, Integers(point.integers).num_bits / size)

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_freeze._utils.aligned import can_be_taken_over, with_entries
+
 
 def is_dense(value: Any) -> bool:
     """Return whether a value is a dense tensor, not a symbolic, sparse or ragged one."""
@@ -52,25 +54,33 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def assign(variable: Any, values: Any) -> None:
-    """Assign a NumPy array of a variable's shape and dtype, outside compiled functions."""
+    """Assign an array of a variable's shape and dtype, outside compiled functions."""
     tensor_variable(variable).assign(values, read_value=False)  # in half the time of Keras's
 
 
 def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
     """Assign NumPy values at flat, sorted indices, outside compiled functions."""
-    whole = to_numpy(variable)  # `scatter` is compiled for each number of indices
-    whole.reshape(-1)[indices] = values
-    assign(variable, whole)
+    # `scatter` is compiled for each number of indices.
+    whole = with_entries(_in_memory(variable), indices, values)
+    if can_be_taken_over(whole):
+        assign(variable, tf.experimental.dlpack.from_dlpack(whole.__dlpack__()))
+    else:
+        assign(variable, whole)
 
 
 def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
     """Return the entries of a variable at flat indices, as a NumPy array."""
     value = tf.convert_to_tensor(tensor_variable(variable))
     if "CPU" in value.device:
-        return np.asarray(value).reshape(-1)[indices]  # a view: only the entries are copied
+        return _in_memory(value).reshape(-1).take(indices)
     return to_numpy(gather(value, indices))
 
 
 def to_numpy(value: Any) -> np.ndarray:
     """Return a NumPy copy of a variable or eager tensor."""
-    return np.array(tf.convert_to_tensor(tensor_variable(value)).numpy())
+    return _in_memory(value).copy()
+
+
+def _in_memory(value: Any) -> np.ndarray:
+    """Return a variable or eager tensor as a NumPy array: a view if it is on a CPU."""
+    return np.asarray(tf.convert_to_tensor(tensor_variable(value)))

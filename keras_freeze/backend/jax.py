@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from keras_freeze import _keras_private
+from keras_freeze._utils.aligned import can_be_taken_over, with_entries
 from keras_freeze._utils.overrides import override, remove_overrides
 from keras_freeze.backend._jax_gradients import *  # noqa: F403
 from keras_freeze.backend._jax_gradients import Constant, PartlyTrained
@@ -308,16 +309,21 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
 
 def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
     """Assign NumPy values at flat, sorted indices, outside compiled functions."""
-    whole = to_numpy(variable)  # `scatter` is compiled for each number of indices
-    whole.reshape(-1)[indices] = values
-    variable.assign(whole)
+    # `scatter` is compiled for each number of indices.
+    array = _tensor(variable)
+    is_here = array.devices() == {jax.local_devices(backend="cpu")[0]}
+    whole = np.asarray(array) if is_here else whole_array(array)  # a view, or a copy
+    whole = with_entries(whole, indices, values)
+    variable.assign(
+        jax.dlpack.from_dlpack(whole) if is_here and can_be_taken_over(whole) else whole
+    )
 
 
 def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:
     """Return the entries of a variable at flat indices, as a NumPy array."""
     array = _tensor(variable)
     if {device.platform for device in array.devices()} == {"cpu"} and array.is_fully_replicated:
-        entries = np.asarray(array).reshape(-1)[indices]  # of a view: only they are copied
+        entries = np.asarray(array).reshape(-1).take(indices)  # of a view: only they are copied
     else:
         entries = whole_array(gather(variable, indices))
     return _as_declared(entries, variable)

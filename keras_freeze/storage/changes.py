@@ -9,7 +9,7 @@ from keras_freeze._utils.bits import rounded_to
 from keras_freeze.grids import DTYPES
 from keras_freeze.starts import BASE, Source
 from keras_freeze.storage.coding.differences import differences
-from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.coding.integers import Integers
 from keras_freeze.storage.coding.masks import num_bits_of_places
 from keras_freeze.storage.coding.values import num_bits_of_patterns
 from keras_freeze.storage.keras_model import bits_of, is_random_state
@@ -58,7 +58,7 @@ def _try_differences(saved: SavedVariable, base: np.ndarray) -> float:
     integers = differences(values, starts)
     if integers is None:
         return plain
-    shorter = num_bits(integers) + _DIFFERENCES_IN_HEADER
+    shorter = Integers(integers).num_bits + _DIFFERENCES_IN_HEADER
     if shorter >= plain:
         return plain
     saved.differences = integers

@@ -14,7 +14,7 @@ from keras_freeze.grids import Bits, Grid, OnGrid
 from keras_freeze.initializers.of_layers import initializers_of, source_of
 from keras_freeze.placements import Placement, may_be_rounded, placements_of
 from keras_freeze.starts import BASE, CONSTANT, SEED, Source
-from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.coding.integers import Integers
 from keras_freeze.storage.origin import guess
 from keras_freeze.storage.saved_variable import SavedVariable, paths_of
 from keras_freeze.storage.sources import align
@@ -97,7 +97,7 @@ def _points(saved: SavedVariable, grid: Grid, origin: Source, starts: np.ndarray
     if points is None:
         return None
     # On a very fine grid, the values as they are take fewer bits.
-    is_small = num_bits(points.integers) < _SHARE_OF_BITS * 8 * points.bits.nbytes
+    is_small = Integers(points.integers).num_bits < _SHARE_OF_BITS * 8 * points.bits.nbytes
     return points if is_small else None
 
 
@@ -137,7 +137,7 @@ def _grid_of_size(starts: _Starts, size: Bits) -> Grid:
         with np.errstate(over="ignore"):
             points = [nearest(saved, grid, *found) for saved, found in starts.items()]
         integers = [point.integers for point in points if point is not None]
-        bits = sum(map(num_bits, integers))
+        bits = sum(Integers(one).num_bits for one in integers)
         return bits <= size.per_value * sum(one.size for one in integers)
 
     first_large = bisect.bisect_left(grids, True, key=lambda grid: not is_small(grid))

@@ -804,6 +804,18 @@ def test_decaying_weights_are_refused(tmp_path):
 
 
 @pytest.mark.same_on_all
+def test_weights_that_begin_to_decay_are_refused(tmp_path):
+    model = frozen(network())
+    publisher = kf.DeltaPublisher(model, tmp_path)
+    publisher.publish()
+    frozen(model, frozen_weights="decay", l2=0.01)
+    model.train_on_batch(np.ones((4, 6)), np.ones((4, 5)))
+    with pytest.raises(ValueError, match="decay"):
+        publisher.publish()
+    assert names(tmp_path) == [full(0)]
+
+
+@pytest.mark.same_on_all
 def test_a_value_that_is_not_finite_is_published(tmp_path):
     model, follower = frozen(network()), network()
     publisher = kf.DeltaPublisher(model, tmp_path, values=kf.storage.Grid(0.1))

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from keras_freeze.storage.coding.entropy import Decoder, Encoder
 from keras_freeze.storage.coding.integers import (
     LARGEST,
+    Integers,
     decode_integers,
-    encode_integers,
-    num_bits,
 )
 from keras_freeze.storage.coding.values import INTEGERS, decode_values, encode_values
 from keras_freeze.storage.errors import FreezeFileError
@@ -18,7 +17,7 @@ from keras_freeze.storage.errors import FreezeFileError
 
 def encoded(integers):
     encoder = Encoder()
-    encode_integers(encoder, np.array(integers, np.int64))
+    Integers(np.array(integers, np.int64)).encode(encoder)
     return encoder.finish()
 
 
@@ -62,7 +61,7 @@ def test_integers_take_hardly_more_than_their_entropy(draw, count):
     integers = np.rint(draw(np.random.default_rng(0), count)).astype(np.int64)
     size = len(encoded(integers))
     assert size <= 1.02 * entropy(integers) / 8 + 64
-    assert abs(size - num_bits(integers) / 8) <= 8  # whole words, and a word to finish
+    assert abs(size - Integers(integers).num_bits / 8) <= 8  # whole words, and a word to finish
 
 
 def test_integers_and_bit_patterns_share_a_stream():

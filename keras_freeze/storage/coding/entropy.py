@@ -6,7 +6,7 @@ every machine. docs/file_format.md describes all of it without reference to this
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import constriction
@@ -17,6 +17,7 @@ from keras_freeze.storage.errors import FreezeFileError
 TOTAL = 1 << 24
 """The sum of the probabilities of all symbols of a model."""
 
+_LARGEST_TOTAL = 1 << 39  # of frequencies, so that its product with TOTAL fits into 63 bits
 _LARGEST_WEIGHT = 15
 _WEIGHT_BITS = 4
 _PIECE = 1 << 22  # symbols at a time: the coder takes 32-bit integers
@@ -27,16 +28,19 @@ _GROUP = 64
 
 
 def probabilities(frequencies: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Scale positive integer frequencies to integers of at least 1 that sum to 2^24.
+    """Scale positive integer frequencies, along the last axis, to integers that sum to 2^24.
 
-    The cumulative probability before symbol i is floor(C_i (2^24 - n) / T) + i, for n symbols whose
-    frequencies are C_i before symbol i and T in all.
+    They are at least 1. The cumulative probability before symbol i is
+    floor(C_i (2^24 - n) / T) + i, for n symbols whose frequencies are C_i before symbol i and T in
+    all.
     """
-    n = len(frequencies)
-    # Integers of Python: products of large counts may not fit into 64 bits.
-    before = list(itertools.accumulate(map(int, frequencies), initial=0))
-    cumulative = [count * (TOTAL - n) // before[-1] + i for i, count in enumerate(before)]
-    return np.diff(np.array(cumulative, np.int64))
+    *rows, n = np.shape(frequencies)
+    before = np.zeros((*rows, n + 1), np.int64)
+    np.cumsum(frequencies, axis=-1, out=before[..., 1:])
+    # Products of large counts do not fit into 64 bits, but into Python's integers.
+    counts = before if before.max() < _LARGEST_TOTAL else before.astype(object)
+    cumulative = (counts * (TOTAL - n) // counts[..., -1:]).astype(np.int64) + np.arange(n + 1)
+    return np.diff(cumulative)
 
 
 class Encoder:
@@ -81,9 +85,13 @@ class Encoder:
         if histogram.model is not None:
             self._encode(np.searchsorted(histogram.symbols, symbols), histogram.model)
 
-    def frequent(self, symbols: np.ndarray, frequencies: np.ndarray) -> None:
-        """Write symbols 0, 1, ... that occur with these frequencies, which the decoder knows."""
-        self._encode(symbols, _model(probabilities(frequencies)))
+    def frequent(self, pieces: Iterable[np.ndarray], frequencies: np.ndarray) -> None:
+        """Write pieces of symbols 0, 1, ..., each with its row of frequencies.
+
+        The decoder knows the frequencies.
+        """
+        for piece, row in zip(pieces, probabilities(frequencies), strict=True):
+            self._encode(piece, _model(row))
 
     def histogram(self, histogram: "Histogram") -> None:
         """Write which bytes occur and, if there are several, how often."""

@@ -18,39 +18,54 @@ _LARGEST_SYMBOL = 20  # of magnitude; larger integers are written one by one
 _ESCAPE = 2 * _LARGEST_SYMBOL + 1
 _NUM_SYMBOLS = _ESCAPE + 1
 _DECAYS = range(32)
+_FEW_DECAYS = range(0, 32, 4)
 _UNIT = 1 << 13  # of one occurrence, beside the frequencies before any occurred
 _SMALLEST_PIECE = 8
 
 
-def encode_integers(encoder: Encoder, integers: np.ndarray) -> None:
-    """Write a vector of integers of at most `LARGEST` in magnitude."""
-    if not integers.size:
-        return
-    _, shift, decay = _cheapest_parameters(integers)
-    encoder.bits(shift, _PARAMETER_BITS)
-    encoder.bits(decay, _PARAMETER_BITS)
-    high = integers >> shift
-    symbols, frequencies = _symbols(high), _first_frequencies(decay).copy()
-    for piece in _pieces(symbols.size):
-        encoder.frequent(symbols[piece], frequencies)
-        frequencies += _UNIT * np.bincount(symbols[piece], minlength=_NUM_SYMBOLS)
-    for escaped in high[symbols == _ESCAPE].tolist():
-        encoder.number(abs(escaped) - _LARGEST_SYMBOL - 1)
-        encoder.bits(int(escaped < 0), 1)
-    for place in range(shift):
-        encoder.flags(integers >> place & 1 == 1, HALF)
+class Integers:
+    """A vector of integers of at most `LARGEST` in magnitude, and how to write it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[float, int, int]:
+        return _cheapest_parameters(self.values)
+
+    @property
+    def num_bits(self) -> float:
+        """About how many bits `encode` takes."""
+        return 2 * _PARAMETER_BITS + self._parameters[0] if self.values.size else 0.0
+
+    def encode(self, encoder: Encoder) -> None:
+        """Write the integers."""
+        if not self.values.size:
+            return
+        _, shift, decay = self._parameters
+        encoder.bits(shift, _PARAMETER_BITS)
+        encoder.bits(decay, _PARAMETER_BITS)
+        high = self.values >> shift
+        symbols = _symbols(high)
+        frequencies = _first_frequencies()[decay] + _before_each(_counts(symbols))
+        encoder.frequent((symbols[piece] for piece in _pieces(symbols.size)), frequencies)
+        for escaped in high[symbols == _ESCAPE].tolist():
+            encoder.number(abs(escaped) - _LARGEST_SYMBOL - 1)
+            encoder.bits(int(escaped < 0), 1)
+        for place in range(shift):
+            encoder.flags(self.values >> place & 1 == 1, HALF)
 
 
 def decode_integers(decoder: Decoder, count: int) -> np.ndarray:
     """Read `count` integers, int64.
 
     Raises:
-        FreezeFileError: If `encode_integers` does not write such a stream.
+        FreezeFileError: If `Integers.encode` does not write such a stream.
     """
     if not count:
         return np.zeros(0, np.int64)
     shift = decoder.bits(_PARAMETER_BITS)
-    frequencies = _first_frequencies(decoder.bits(_PARAMETER_BITS)).copy()
+    frequencies = _first_frequencies()[decoder.bits(_PARAMETER_BITS)].copy()
     symbols = np.empty(count, np.int64)
     for piece in _pieces(count):
         symbols[piece] = decoder.frequent(piece.stop - piece.start, frequencies)
@@ -67,13 +82,6 @@ def decode_integers(decoder: Decoder, count: int) -> np.ndarray:
     return integers
 
 
-def num_bits(integers: np.ndarray) -> float:
-    """Return about how many bits `encode_integers` takes."""
-    if not integers.size:
-        return 0.0
-    return 2 * _PARAMETER_BITS + _cheapest_parameters(integers)[0]
-
-
 def _pieces(count: int) -> Iterator[slice]:
     """Yield the pieces after each of which the probabilities change."""
     start = 0
@@ -83,41 +91,65 @@ def _pieces(count: int) -> Iterator[slice]:
         start = stop
 
 
+def _counts(symbols: np.ndarray) -> np.ndarray:
+    """Return how often each symbol occurs in each piece."""
+    sizes = [piece.stop - piece.start for piece in _pieces(symbols.size)]
+    piece_of = np.repeat(np.arange(len(sizes)), sizes)
+    counts = np.bincount(_NUM_SYMBOLS * piece_of + symbols, minlength=_NUM_SYMBOLS * len(sizes))
+    return counts.reshape(len(sizes), _NUM_SYMBOLS)
+
+
+def _before_each(counts: np.ndarray) -> np.ndarray:
+    """Return what the symbols before each piece add to the frequencies."""
+    return _UNIT * (np.cumsum(counts, axis=0) - counts)
+
+
 def _symbols(high: np.ndarray) -> np.ndarray:
     return np.where(np.abs(high) <= _LARGEST_SYMBOL, high + _LARGEST_SYMBOL, _ESCAPE)
 
 
 @functools.cache
-def _first_frequencies(decay: int) -> np.ndarray:
-    """Return frequencies of symbols before any has occurred.
+def _first_frequencies() -> np.ndarray:
+    """Return the frequencies of symbols before any has occurred, a row for each decay.
 
     Each next magnitude is `decay` / 32 times as frequent as the one before.
     """
-    magnitudes = [max((decay**k << 16) >> 5 * k, 1) for k in range(_LARGEST_SYMBOL + 1)]
-    return np.array([*magnitudes[:0:-1], *magnitudes, magnitudes[-1]])
+    rows = []
+    for decay in _DECAYS:
+        magnitudes = [max((decay**k << 16) >> 5 * k, 1) for k in range(_LARGEST_SYMBOL + 1)]
+        rows.append([*magnitudes[:0:-1], *magnitudes, magnitudes[-1]])
+    return np.array(rows)
 
 
 def _cheapest_parameters(integers: np.ndarray) -> tuple[float, int, int]:
     """Return the least cost in bits, how many lowest bits to write as they are, and the decay."""
     size = int(np.abs(integers).mean())
     widest = max(size.bit_length() - 1, 0)
-    return min(
-        (shift * integers.size + cost, shift, decay)
-        for shift in range(max(widest - 2, 0), widest + 1)
-        for decay, cost in enumerate(_costs(integers >> shift))
-    )
+    found = []
+    for shift in range(max(widest - 2, 0), widest + 1):
+        cost, decay = _cheapest_decay(integers >> shift)
+        found.append((shift * integers.size + cost, shift, decay))
+    return min(found)
 
 
-def _costs(high: np.ndarray) -> list[float]:
-    """Return about how many bits integers take with each decay."""
+def _cheapest_decay(high: np.ndarray) -> tuple[float, int]:
+    """Return about how many bits integers take with the decay that suits them, and this decay."""
     symbols = _symbols(high)
-    counts = np.array([np.bincount(symbols[p], minlength=_NUM_SYMBOLS) for p in _pieces(high.size)])
-    before = _UNIT * (np.cumsum(counts, axis=0) - counts)
+    counts = _counts(symbols)
     escaped = np.abs(high[symbols == _ESCAPE]) - _LARGEST_SYMBOL
     escapes = float((2 * np.floor(np.log2(escaped)) + 2).sum())
-    first = np.array([_first_frequencies(decay) for decay in _DECAYS])
+    # The cost falls and then rises with the decay, nearly always.
+    _, near = min(_costs(counts, _FEW_DECAYS))
+    cost, decay = min(_costs(counts, _DECAYS[max(near - 3, 0) : near + 4]))
+    return escapes + cost, decay
+
+
+def _costs(counts: np.ndarray, decays: range) -> list[tuple[float, int]]:
+    """Return what symbols take with each decay, from how often they occur in each piece."""
+    before = _before_each(counts)
+    first = _first_frequencies()[list(decays)]
     occurring = counts > 0
     frequencies = first[:, np.nonzero(occurring)[1]] + before[occurring]
     totals = first.sum(axis=1, keepdims=True) + before.sum(axis=1)
     costs = np.log2(totals) @ counts.sum(axis=1) - np.log2(frequencies) @ counts[occurring]
-    return (escapes + costs).tolist()
+    return list(zip(costs.tolist(), decays, strict=True))

@@ -10,32 +10,33 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from keras_freeze.storage.coding.entropy import Decoder, Encoder, Histogram
-from keras_freeze.storage.coding.integers import decode_integers, encode_integers
+from keras_freeze.storage.coding.integers import Integers, decode_integers
 from keras_freeze.storage.errors import FreezeFileError
 
 INTEGERS = 0
 """What `decode_values` takes for the bytes of a value that is an integer."""
 
 
-def encode_values(patterns: Sequence[np.ndarray]) -> tuple[bytes, bytes]:
-    """Encode one-dimensional arrays of bit patterns (uint8 to uint64) or integers (int64).
+def encode_values(values: Sequence[np.ndarray | Integers]) -> tuple[bytes, bytes]:
+    """Encode one-dimensional arrays of bit patterns (uint8 to uint64) and integers (also int64).
 
     Returns:
         The encoded top bytes of all values and the integers, and the other bytes as they are.
     """
-    heads, tails = [], []
-    for array in patterns:
-        head, tail = (array, array[:0]) if _are_integers(array) else _split(array)
+    heads: list[np.ndarray | Integers] = []
+    tails = []
+    for one in values:
+        head, tail = _head_and_tail(one)
         heads.append(head)
-        tails.append(tail.tobytes())
+        tails.append(tail)
     encoder = Encoder()
     groups, histograms = _group(
-        [np.bincount(() if _are_integers(head) else head, minlength=256) for head in heads]
+        [np.bincount(() if isinstance(head, Integers) else head, minlength=256) for head in heads]
     )
     num_known = 0
     for head, group in zip(heads, groups, strict=True):
-        if _are_integers(head):
-            encode_integers(encoder, head)
+        if isinstance(head, Integers):
+            head.encode(encoder)
             continue
         if not head.size:
             continue
@@ -86,8 +87,14 @@ def num_bits_of_patterns(array: np.ndarray) -> float:
     return Histogram.cost(np.bincount(head, minlength=256)) + 8.0 * tail.size if head.size else 0.0
 
 
-def _are_integers(array: np.ndarray) -> bool:
-    return array.dtype.kind == "i"
+def _head_and_tail(values: np.ndarray | Integers) -> tuple[np.ndarray | Integers, bytes]:
+    """Return what is entropy-coded of values, and the other bytes."""
+    if isinstance(values, Integers):
+        return values, b""
+    if values.dtype.kind == "i":
+        return Integers(values), b""
+    head, tail = _split(values)
+    return head, tail.tobytes()
 
 
 def _decode_head(decoder: Decoder, histograms: list[Histogram], count: int) -> np.ndarray:

@@ -128,7 +128,6 @@ class DeltaPublisher:
                 has `frozen_weights="decay"`.
         """
         _check_architecture(variables_of(self._model), self._base)
-        _check_no_decay(self._model)
         mask = get_mask(self._model)
         number = 0 if self.number is None else self.number + 1
         is_due = self._num_updates >= self._full_every
@@ -160,6 +159,7 @@ class DeltaPublisher:
         self._num_updates += 1
 
     def _publish_full(self, number: int, mask: FreezeMask | None) -> None:
+        _check_no_decay(self._model)  # which makes complete files necessary: frozen weights change
         variables = variables_of(self._model)
         # Weights that are frozen since another mask trained them are in no source.
         header, saved = described(self._model, self._base, self._values, include_frozen=True)

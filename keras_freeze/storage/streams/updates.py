@@ -10,7 +10,7 @@ from keras_freeze._utils.bits import WIDTHS
 from keras_freeze._utils.validation import check_json_int
 from keras_freeze.grids import DTYPES, LARGEST
 from keras_freeze.storage.coding.differences import differences, values_at
-from keras_freeze.storage.coding.integers import num_bits
+from keras_freeze.storage.coding.integers import Integers
 from keras_freeze.storage.coding.masks import decode_masks, encode_masks, num_bits_of_places
 from keras_freeze.storage.coding.values import (
     INTEGERS,
@@ -164,7 +164,7 @@ class _Coded(NamedTuple):
 
     mode: str
     after: np.ndarray
-    values: np.ndarray | None = None
+    values: np.ndarray | Integers | None = None
     places: np.ndarray | None = None
 
 
@@ -174,9 +174,11 @@ def _cheapest(part: Part, before: np.ndarray, wanted: np.ndarray) -> _Coded:
     points = part.exact_integers(wanted)
     if points is not None:
         earlier = part.integers(before)
-        if earlier is not None and _is_shorter(points - earlier, points):
-            return _Coded(STEPS, wanted, points - earlier)
-        return _Coded(POINTS, wanted, points)
+        whole = Integers(points)
+        steps = None if earlier is None else Integers(points - earlier)
+        if steps is not None and _is_shorter(steps, whole):
+            return _Coded(STEPS, wanted, steps)
+        return _Coded(POINTS, wanted, whole)
     stored, old = part.stored(wanted), part.stored(before)
     if part.stored_dtype == "float16" and part.dtype != "float16":
         check_not_too_large(wanted, stored, part.path)
@@ -196,19 +198,20 @@ def _cheapest(part: Part, before: np.ndarray, wanted: np.ndarray) -> _Coded:
 
 def _as_patterns(
     part: Part, stored: np.ndarray, before: np.ndarray
-) -> tuple[str, np.ndarray, float]:
+) -> tuple[str, np.ndarray | Integers, float]:
     """Return the shorter of values and their differences to those before, and its bits."""
     plain = num_bits_of_patterns(stored)
     moved = differences(stored, before) if part.stored_dtype in DTYPES else None
     if moved is not None:
-        cost = num_bits(moved)
-        if cost < plain:
-            return DIFFERENCES, moved, cost
+        steps = Integers(moved)
+        if steps.num_bits < plain:
+            return DIFFERENCES, steps, steps.num_bits
     return VALUES, stored, plain
 
 
-def _is_shorter(steps: np.ndarray, points: np.ndarray) -> bool:
-    return np.abs(steps).max(initial=0) <= LARGEST and num_bits(steps) < num_bits(points)
+def _is_shorter(steps: Integers, points: Integers) -> bool:
+    largest = np.abs(steps.values).max(initial=0)
+    return bool(largest <= LARGEST) and steps.num_bits < points.num_bits
 
 
 def _decoded(
