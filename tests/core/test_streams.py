@@ -15,7 +15,7 @@ import pytest
 from helpers import same_bits, sgd, value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_cases import digest, frozen, network, train, weights
+from stream_cases import RATE, digest, frozen, network, train, weights
 
 import keras_freeze as kf
 from keras_freeze.storage import DeltaPublisher
@@ -808,8 +808,10 @@ def test_weights_that_begin_to_decay_are_refused(tmp_path):
     model = frozen(network())
     publisher = kf.DeltaPublisher(model, tmp_path)
     publisher.publish()
-    frozen(model, frozen_weights="decay", l2=0.01)
-    model.train_on_batch(np.ones((4, 6)), np.ones((4, 5)))
+    x, y = np.ones((4, 6)), np.ones((4, 5))
+    model.compile(kf.FreezeOptimizer(sgd(0.05), RATE, frozen_weights="decay", l2=0.01), loss="mse")
+    kf.freeze(model, x, y, overwrite=True)
+    model.train_on_batch(x, y)
     with pytest.raises(ValueError, match="decay"):
         publisher.publish()
     assert names(tmp_path) == [full(0)]
