@@ -15,8 +15,3 @@ def with_entries(array: np.ndarray, indices: np.ndarray, values: Any) -> np.ndar
     copy[...] = array
     copy.reshape(-1)[indices.astype(np.intp, copy=False)] = values  # int32 takes twice as long
     return copy
-
-
-def can_be_taken_over(array: np.ndarray) -> bool:
-    """Return whether NumPy hands over arrays of this dtype, by DLPack."""
-    return array.dtype.isbuiltin == 1

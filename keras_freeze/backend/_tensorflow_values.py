@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_freeze._utils.aligned import can_be_taken_over, with_entries
+from keras_freeze._utils.aligned import with_entries
 
 
 def is_dense(value: Any) -> bool:
@@ -62,7 +62,7 @@ def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
     """Assign NumPy values at flat, sorted indices, outside compiled functions."""
     # `scatter` is compiled for each number of indices.
     whole = with_entries(_in_memory(variable), indices, values)
-    if can_be_taken_over(whole):
+    if whole.dtype.isbuiltin == 1:  # NumPy hands over no others
         assign(variable, tf.experimental.dlpack.from_dlpack(whole.__dlpack__()))
     else:
         assign(variable, whole)
@@ -83,4 +83,5 @@ def to_numpy(value: Any) -> np.ndarray:
 
 def _in_memory(value: Any) -> np.ndarray:
     """Return a variable or eager tensor as a NumPy array: a view if it is on a CPU."""
-    return np.asarray(tf.convert_to_tensor(tensor_variable(value)))
+    tensor = tf.convert_to_tensor(tensor_variable(value))
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())  # bfloat16 scalars need it

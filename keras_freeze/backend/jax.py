@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from keras_freeze import _keras_private
-from keras_freeze._utils.aligned import can_be_taken_over, with_entries
+from keras_freeze._utils.aligned import with_entries
 from keras_freeze._utils.overrides import override, remove_overrides
 from keras_freeze.backend._jax_gradients import *  # noqa: F403
 from keras_freeze.backend._jax_gradients import Constant, PartlyTrained
@@ -311,12 +311,12 @@ def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
     """Assign NumPy values at flat, sorted indices, outside compiled functions."""
     # `scatter` is compiled for each number of indices.
     array = _tensor(variable)
-    is_here = array.devices() == {jax.local_devices(backend="cpu")[0]}
-    whole = np.asarray(array) if is_here else whole_array(array)  # a view, or a copy
-    whole = with_entries(whole, indices, values)
-    variable.assign(
-        jax.dlpack.from_dlpack(whole) if is_here and can_be_taken_over(whole) else whole
-    )
+    if [device.platform for device in array.devices()] != ["cpu"]:
+        variable.assign(with_entries(whole_array(array), indices, values))
+        return
+    whole = with_entries(np.asarray(array), indices, values)
+    # Not bound to its device unless it was before, so that nothing is compiled again.
+    variable.assign(jax.device_put(whole, array.sharding if array.committed else None))
 
 
 def values_at(variable: Any, indices: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_freeze._utils.validation import type_error, value_error
+from keras_freeze._utils.validation import received, type_error, value_error
 from keras_freeze.criteria.grasp_criterion import GRASP, GraSP, as_grasp
 from keras_freeze.criteria.iterative import SYNFLOW, IterativeCriterion, SynFlow, as_iterative
 
@@ -129,7 +129,8 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
         path: names the variable in errors.
 
     Raises:
-        ValueError: if a custom criterion returns another shape.
+        TypeError: if a custom criterion returns anything but real numbers.
+        ValueError: if it returns another shape, or None.
     """
     function = CRITERIA[criterion] if isinstance(criterion, str) else criterion
     assert not isinstance(function, (GraSP, IterativeCriterion))
@@ -138,13 +139,27 @@ def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -
     scores = function(weights, gradients)
     if scores is None:
         raise ValueError("Argument `criterion` must return scores. Received: None from it")
-    scores = ops.cast(scores, "float32")
+    scores = _real(scores, path)
     if tuple(scores.shape) != tuple(weights.shape):
         raise ValueError(
             "Argument `criterion` must return one score per weight. For the variable "
             f"{path!r} of shape {tuple(weights.shape)} it returned shape {tuple(scores.shape)}."
         )
     return scores
+
+
+def _real(scores: Any, path: str) -> Any:
+    """Return scores as a tensor in float32."""
+    try:
+        tensor = ops.convert_to_tensor(scores)
+        if not any(kind in str(tensor.dtype) for kind in ("complex", "string")):
+            return ops.cast(tensor, "float32")
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(
+        "Argument `criterion` must return a tensor of real numbers. "
+        + received(f"scores of {path!r}", scores)
+    )
 
 
 def warn_of_zero_scores(stacklevel: int = 2) -> None:

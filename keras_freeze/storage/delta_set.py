@@ -4,9 +4,11 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 
+from keras_freeze._utils.validation import type_error, value_error
 from keras_freeze.placements import Placement, remember_grids
 from keras_freeze.storage.container import read_container
 from keras_freeze.storage.deltas import check_unchanged, delta_values
@@ -82,7 +84,7 @@ class DeltaSet:
             ValueError: If there is a delta of this name, or the model has changed since `switch`.
         """
         if not isinstance(name, str):
-            raise TypeError(f"Argument `name` must be a string. Received: name={name!r}")
+            raise type_error("name", name, "a string")
         with self.lock:
             if name in self._deltas:
                 raise ValueError(
@@ -111,16 +113,13 @@ class DeltaSet:
             name: The name of the delta; None for the base.
 
         Raises:
+            TypeError: If the name is neither a string nor None.
             ValueError: If the set has no such delta, or if values that a delta has replaced, or is
                 to replace, have changed since. The model is then unchanged.
         """
         with self.lock:
-            if name is not None and name not in self._deltas:
-                known = ", ".join(map(repr, self._deltas)) or "none"
-                raise ValueError(
-                    f"Argument `name` must be None or the name of a delta of the set ({known}). "
-                    f"Received: name={name!r}"
-                )
+            if name is not None:
+                self._check_known(name, "None or ")
             if name == self.active:
                 return
             variables = variables_of(self._model)
@@ -137,17 +136,22 @@ class DeltaSet:
         """Forget a delta, after `switch(None)` if it is the one that is applied.
 
         Raises:
+            TypeError: If the name is no string.
             ValueError: If the set has no such delta, or as for `switch`.
         """
         with self.lock:
-            if name not in self._deltas:
-                raise ValueError(
-                    "Argument `name` must be the name of a delta of the set. "
-                    f"Received: name={name!r}"
-                )
+            self._check_known(name)
             if name == self.active:
                 self.switch(None)
             del self._deltas[name]
+
+    def _check_known(self, name: Any, or_else: str = "") -> None:
+        known = ", ".join(map(repr, self._deltas)) or "none"
+        accepted = f"{or_else}the name of a delta of the set ({known})"
+        if not isinstance(name, str):
+            raise type_error("name", name, accepted)
+        if name not in self._deltas:
+            raise value_error("name", name, accepted)
 
     @property
     def num_bytes(self) -> int:

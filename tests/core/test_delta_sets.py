@@ -1,5 +1,6 @@
 """Deltas that any process can remove, and several of them in memory at once."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -103,6 +104,9 @@ def test_bad_names_and_files_leave_the_set_as_it_was(base, files, tmp_path):
         deltas.switch("other")
     with pytest.raises(ValueError, match="name of a delta"):
         deltas.remove("other")
+    for method, name in itertools.product((deltas.switch, deltas.remove), (["few"], {}, 3, b"few")):
+        with pytest.raises(TypeError, match=r"`name` must be .*the name of a delta"):
+            method(name)
     kf.save(base, tmp_path / "whole.freeze")
     with pytest.raises(kf.FreezeFileError, match="not a delta"):
         deltas.add("whole", tmp_path / "whole.freeze")

@@ -520,6 +520,16 @@ def test_models_that_cannot_be_frozen_say_why():
 
 
 @pytest.mark.parametrize(
+    "scores", ["abc", np.ones((4, 3), "complex64"), [[1.0], [2.0, 3.0]]], ids=type
+)
+def test_scores_that_are_no_real_numbers_are_refused(scores):
+    model, (x, y) = make_model(), make_data()
+    path = next(iter(kf.compute_saliency(model, x, y)))
+    with pytest.raises(TypeError, match=f"`criterion` must return a tensor.*{path}"):
+        kf.compute_saliency(model, x, y, criterion=lambda w, g: scores)
+
+
+@pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"freeze_rate": -0.1}, ValueError, "freeze_rate=-0.1"),
