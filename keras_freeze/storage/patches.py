@@ -51,11 +51,19 @@ class Patch:
 
         `earlier` is a patch that comes first, is applicable, and gives it some of them.
         """
+        given = np.zeros(0, np.int32) if earlier is None else earlier.places
+        if given is None:  # all of them
+            return True
         differ = bits_at(variables[self.index], self.places) != self.before
-        if earlier is None or not differ.any():
-            return not differ.any()
-        places = np.flatnonzero(differ) if self.places is None else self.places[differ]
-        return earlier.places is None or bool(np.isin(places, earlier.places).all())
+        return _are_among(
+            np.flatnonzero(differ) if self.places is None else self.places[differ], given
+        )
+
+
+def _are_among(places: np.ndarray, others: np.ndarray) -> bool:
+    """Return whether places are among others, which are sorted."""
+    at = np.searchsorted(others, places)
+    return bool((at < others.size).all()) and np.array_equal(others[at], places)
 
 
 def all_or(places: np.ndarray | None) -> Any:
