@@ -199,6 +199,7 @@ def loss_function(
     if loss is None:
         if not model.compiled:
             raise ValueError("The model is not compiled: compile it with a loss, or pass `loss`.")
+        _check_loss_of_fit(model)
 
         def compiled_loss(x: Any, y: Any, sample_weight: Any) -> Any:
             if y is None and model.loss is not None:
@@ -237,6 +238,17 @@ def _given_loss(loss: Any) -> keras.losses.Loss:
     except ValueError:
         raise value_error("loss", loss, accepted) from None
     return function if isinstance(function, keras.losses.Loss) else _mean_loss(function)
+
+
+def _check_loss_of_fit(model: keras.Model) -> None:
+    """Refuse a loss that `fit` computes in a way that is not possible here."""
+    own = type(model).stateless_compute_loss is not keras.Model.stateless_compute_loss
+    if own and keras.backend.backend() == "jax":
+        raise ValueError(
+            "The model overrides `stateless_compute_loss`, so that the loss of `fit` cannot be "
+            "computed outside of it: override `compute_loss` instead, pass `loss`, or let the "
+            f"first batch of `fit` decide. Received: model={model!r}"
+        )
 
 
 def _check_has_loss(model: keras.Model) -> None:

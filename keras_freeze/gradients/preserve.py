@@ -25,6 +25,7 @@ _KERAS_HOLDERS = (
 )
 _CONTAINERS = (list, tuple, set, dict, collections.deque)
 _LIBRARIES = {"jax", "jaxlib", "keras", "keras_freeze", "numpy", "tensorflow", "torch"}
+_NO_CODE = (lambda: None).__code__
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, weakref.ref)
 
 
@@ -246,11 +247,15 @@ def state_kept(model: keras.Model) -> Iterator[None]:
 def values_kept(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Restore moving statistics, seed generators, metrics and states, but not random state.
 
+    Also the weights of layers that write them in a forward pass, such as SpectralNormalization.
+
     For a pass that builds the model: layers made in it draw the seeds of their initializers from
     Python's random numbers, and the next layers shall draw others.
     """
     objects = held_by(model)
     trained = {id(v) for v in trained_variables(model, objects)}
+    for layer in filter(_writes_weights, objects):
+        trained.difference_update(map(id, layer.trainable_variables))
     variables = [v for v in variables_among(objects) if id(v) not in trained]
     generator = _keras_private.global_seed_generator()
     if generator is not None:
@@ -272,6 +277,18 @@ def trained_variables(model: keras.Model, objects: Iterable[Any]) -> list[Any]:
         for variable in one.variables
     ]
     return [*model.trainable_variables, *of_optimizers]
+
+
+def _writes_weights(one: Any) -> bool:
+    """Return whether it is a layer that may assign to its weights when it is called."""
+    if not isinstance(one, keras.Layer):
+        return False
+    if isinstance(one, keras.layers.SpectralNormalization):
+        return True
+    own = [kind for kind in type(one).__mro__ if kind.__module__.split(".")[0] not in _LIBRARIES]
+    functions = (value for kind in own for value in vars(kind).values())
+    names = {name for f in functions for name in getattr(f, "__code__", _NO_CODE).co_names}
+    return not names.isdisjoint(("assign", "assign_add", "assign_sub"))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The mask and the state of a FreezeOptimizer."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -410,6 +411,8 @@ class MaskedOptimizer(DelegatingOptimizer):
         Warns if training has not decided a mask.
         """
         super().finalize_variable_values(var_list)
+        if sys.exc_info()[1] is not None:  # with JAX, Keras comes here after an error in `fit`, too
+            return
         if isinstance(self.update, DenseUpdate) and self.update.is_decided is False:
             warnings.warn(
                 "No step has decided which weights are trained, and nothing was trained: no batch "

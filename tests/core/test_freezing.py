@@ -69,6 +69,60 @@ def test_model_is_left_as_it_was():
     assert everything(model) == before
 
 
+class Halving(layers.Dense):
+    """A layer that writes its own kernel when it is called."""
+
+    def call(self, inputs, training=None):
+        if training:
+            self.kernel.assign(self.kernel / 2)
+        return super().call(inputs)
+
+
+@pytest.mark.parametrize("kind", [layers.SpectralNormalization, Halving, keras.Model], ids=str)
+def test_weights_that_a_layer_writes_itself_are_left_as_they_were(kind):
+    if kind is layers.SpectralNormalization:
+        writing = kind(layers.Dense(8))
+    elif kind is Halving:
+        writing = Halving(8)
+    else:
+        inputs = keras.Input((10,))
+        writing = keras.Model(inputs, Halving(8)(inputs))
+    model = compile_model(keras.Sequential([keras.Input((10,)), writing, layers.Dense(4)]))
+    before = values_of(model.variables)
+    data = make_data()
+    kf.compute_saliency(model, *data)
+    kf.gradient_flow(model, *data)
+    kf.freeze(model, *data)
+    for value, found in zip(before, values_of(model.variables), strict=True):
+        assert same_bits(value, found)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of Keras on JAX")
+def test_a_loss_that_fit_alone_can_compute_is_refused():
+    class Stateless(keras.Sequential):
+        def stateless_compute_loss(self, *arguments, **keywords):
+            return super().stateless_compute_loss(*arguments, **keywords)
+
+    model = compile_model(Stateless([keras.Input((10,)), layers.Dense(4)]))
+    with pytest.raises(ValueError, match="stateless_compute_loss"):
+        kf.freeze(model, *make_data())
+    model.fit(*make_data(), verbose=0)
+    assert kf.get_mask(model).freeze_rate == 0.75
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_error_in_fit_is_not_said_to_be_of_the_gradients():
+    class Failing(keras.Sequential):
+        def compute_loss(self, *arguments, **keywords):
+            if self.optimizer.built:  # in a step, not while Keras looks at shapes
+                raise ArithmeticError("of the user")
+            return super().compute_loss(*arguments, **keywords)
+
+    model = compile_model(Failing([keras.Input((10,)), layers.Dense(4)]))
+    with pytest.raises(ArithmeticError, match="of the user"):
+        model.fit(*make_data(), verbose=0)
+
+
 def test_dropout_of_the_next_step_is_the_same_with_and_without_freezing():
     results = []
     for frozen in (False, True):
