@@ -1,6 +1,5 @@
 """Values of variables and tensors, for TensorFlow."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -59,10 +58,10 @@ def assign(variable: Any, values: Any) -> None:
     tensor_variable(variable).assign(values, read_value=False)  # in half the time of Keras's
 
 
-def assign_at(variable: Any, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Assign NumPy values at flat, sorted indices, in turn, outside compiled functions."""
+def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
+    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
     # `scatter` is compiled for each number of indices.
-    whole = with_entries(_in_memory(variable), changes)
+    whole = with_entries(_in_memory(variable), indices, values)
     if whole.dtype.isbuiltin == 1:  # NumPy hands over no others
         assign(variable, tf.experimental.dlpack.from_dlpack(whole.__dlpack__()))
     else:

@@ -307,14 +307,14 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     return call
 
 
-def assign_at(variable: Any, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Assign NumPy values at flat, sorted indices, in turn, outside compiled functions."""
+def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
+    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
     # `scatter` is compiled for each number of indices.
     array = _tensor(variable)
     if [device.platform for device in array.devices()] != ["cpu"]:
-        variable.assign(with_entries(whole_array(array), changes))
+        variable.assign(with_entries(whole_array(array), indices, values))
         return
-    whole = with_entries(np.asarray(array), changes)
+    whole = with_entries(np.asarray(array), indices, values)
     # Not bound to its device unless it was before, so that nothing is compiled again.
     variable.assign(jax.device_put(whole, array.sharding if array.committed else None))
 

@@ -233,12 +233,11 @@ def assign(variable: Any, values: Any) -> None:
     variable.assign(_from_unknown(values))
 
 
-def assign_at(variable: Any, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Assign NumPy values at flat, sorted indices, in turn, outside compiled functions."""
+def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
+    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
     device = variable.value.device
-    for indices, values in changes:
-        arrays = indices, _from_unknown(values)
-        scatter(variable, *(torch.as_tensor(array, device=device) for array in arrays))
+    tensors = [torch.as_tensor(array, device=device) for array in (indices, _from_unknown(values))]
+    scatter(variable, *tensors)
 
 
 def _from_unknown(values: np.ndarray) -> Any:

@@ -95,7 +95,7 @@ def _freeze_what_leaves(optimizer: "MaskedOptimizer", before: FreezeMask, mask: 
             of_trained[old.trained.reshape(-1)[is_trained]] = starts[stays]
             values_before[old.position] = of_trained
         if not stays.all():
-            backend.assign_at(variable, [(was_trained[~stays], starts[~stays])])
+            backend.assign_at(variable, was_trained[~stays], starts[~stays])
     optimizer.set_trained_starts(replace(known, digest=None, values=values_before))
 
 

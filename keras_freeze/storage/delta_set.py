@@ -15,7 +15,7 @@ from keras_freeze.storage.deltas import check_unchanged, delta_values
 from keras_freeze.storage.errors import naming
 from keras_freeze.storage.header import Header
 from keras_freeze.storage.keras_model import check_built, variables_of
-from keras_freeze.storage.patches import Patch, apply_all, patches_to
+from keras_freeze.storage.patches import Patch, apply_all, in_turn, patches_to
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class DeltaSet:
             variables = variables_of(self._model)
             before = _NONE if self.active is None else self._deltas[self.active]
             after = _NONE if name is None else self._deltas[name]
-            patches = [*(patch.reverse for patch in before.patches), *after.patches]
+            patches = in_turn([patch.reverse for patch in before.patches], after.patches)
             check_unchanged(variables, patches)
             apply_all(self._model, variables, patches)
             if after.placements:

@@ -183,18 +183,13 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
 
 def check_unchanged(variables: Sequence[Any], patches: Sequence[Patch]) -> None:
-    """Raise ValueError if a variable has not the values that are to be replaced in turn.
-
-    Of each variable there are two patches at most.
-    """
-    earlier: dict[int, Patch] = {}
+    """Raise ValueError if a variable has not the values that are to be replaced."""
     for patch in patches:
-        if not patch.is_applicable(variables, earlier.get(patch.index)):
+        if not patch.is_applicable(variables):
             raise ValueError(
                 f"The variable {path_of(variables[patch.index])!r} has changed since the delta was "
                 "read or applied, so that it cannot be applied or removed: load the base again."
             )
-        earlier[patch.index] = patch
 
 
 def _check_undo(keep_undo: Any, path: str | os.PathLike[str]) -> None:

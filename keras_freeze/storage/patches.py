@@ -40,30 +40,50 @@ class Patch:
         """The patch that undoes this one."""
         return Patch(self.index, self.places, self.after, self.before)
 
+    def then(self, second: "Patch") -> "Patch":
+        """Return the patch that does what this one and then another one of its variable do."""
+        if self.places is None or second.places is None:
+            places, size = None, max(self.before.size, second.before.size)
+            first_at, second_at = all_or(self.places), all_or(second.places)
+        else:
+            places, first_at, second_at = _merged(self.places, second.places)
+            size = places.size
+        before, after = np.empty((2, size), self.before.dtype)
+        before[second_at] = second.before
+        before[first_at] = self.before
+        after[first_at] = self.after
+        after[second_at] = second.after
+        return Patch(self.index, places, before, after)
+
     @property
     def num_bytes(self) -> int:
         """The memory that it takes, in bytes."""
         places = 0 if self.places is None else self.places.nbytes
         return places + self.before.nbytes + self.after.nbytes
 
-    def is_applicable(self, variables: Sequence[Any], earlier: "Patch | None" = None) -> bool:
-        """Return whether the variable has the values that are to be replaced.
+    def is_applicable(self, variables: Sequence[Any]) -> bool:
+        """Return whether the variable has the values that are to be replaced."""
+        return np.array_equal(bits_at(variables[self.index], self.places), self.before)
 
-        `earlier` is a patch that comes first, is applicable, and gives it some of them.
-        """
-        given = np.zeros(0, np.int32) if earlier is None else earlier.places
-        if given is None:  # all of them
-            return True
-        differ = bits_at(variables[self.index], self.places) != self.before
-        return _are_among(
-            np.flatnonzero(differ) if self.places is None else self.places[differ], given
-        )
+    def apply(self, variables: Sequence[Any]) -> None:
+        """Replace the values."""
+        variable = variables[self.index]
+        if self.places is None:
+            set_bits(variable, self.after, dtype_of(variable))
+            return
+        backend.assign_at(variable, self.places, from_bits(self.after, dtype_of(variable)))
 
 
-def _are_among(places: np.ndarray, others: np.ndarray) -> bool:
-    """Return whether places are among others, which are sorted."""
-    at = np.searchsorted(others, places)
-    return bool((at < others.size).all()) and np.array_equal(others[at], places)
+def _merged(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the union of two sorted arrays of places, and where those of each are in it."""
+    both = np.concatenate([first, second])
+    order = np.argsort(both, kind="stable")  # a stable sort is quick on two runs
+    both = both[order]
+    is_new = np.ones(both.size, bool)
+    np.not_equal(both[1:], both[:-1], out=is_new[1:])
+    at = np.empty(both.size, np.intp)
+    at[order] = np.cumsum(is_new) - 1
+    return both[is_new], at[: first.size], at[first.size :]
 
 
 def all_or(places: np.ndarray | None) -> Any:
@@ -99,33 +119,27 @@ def patches_to(variables: Sequence[Any], values: Sequence[np.ndarray]) -> list[P
     return patches
 
 
+def in_turn(first: Sequence[Patch], second: Sequence[Patch]) -> list[Patch]:
+    """Return the patches that do what two sequences, of one patch a variable each, do in turn."""
+    found = {patch.index: patch for patch in first}
+    for patch in second:
+        earlier = found.get(patch.index)
+        found[patch.index] = patch if earlier is None else earlier.then(patch)
+    return list(found.values())
+
+
 def apply_all(model: keras.Model, variables: Sequence[Any], patches: Sequence[Patch]) -> None:
-    """Apply patches to the variables of a model in turn, all of them or, after an error, none."""
-    of_variables: dict[int, list[Patch]] = {}
-    for patch in patches:
-        of_variables.setdefault(patch.index, []).append(patch)
-    begun: list[int] = []
+    """Apply patches to the variables of a model, all of them or, after an error, none."""
+    begun: list[Patch] = []
     try:
-        for index, group in of_variables.items():
-            begun.append(index)
-            apply(variables[index], group)
+        for patch in patches:
+            begun.append(patch)
+            patch.apply(variables)
         finish_loading(model)
     except BaseException:
-        for index in reversed(begun):
-            apply(variables[index], [patch.reverse for patch in reversed(of_variables[index])])
+        for patch in reversed(begun):
+            patch.reverse.apply(variables)
         raise
-
-
-def apply(variable: Any, patches: Sequence[Patch]) -> None:
-    """Apply patches of one variable in turn."""
-    dtype = dtype_of(variable)
-    whole = max((i for i, patch in enumerate(patches) if patch.places is None), default=None)
-    if whole is not None:  # earlier ones do not matter
-        set_bits(variable, patches[whole].after, dtype)
-        patches = patches[whole + 1 :]
-    changes = [(p.places, from_bits(p.after, dtype)) for p in patches if p.places is not None]
-    if changes:
-        backend.assign_at(variable, changes)
 
 
 def bits_at(variable: Any, places: np.ndarray | None) -> np.ndarray:

@@ -15,7 +15,7 @@ from delta_cases import adapted, assert_same_weights, copy_of, pretrained, weigh
 from helpers import same_bits, value_of, values_of
 
 import keras_freeze as kf
-from keras_freeze.storage import patches
+from keras_freeze.storage.patches import Patch
 
 pytestmark = pytest.mark.cases(None, tensorflow=2, jax=2)
 
@@ -161,15 +161,15 @@ def test_an_error_in_the_middle_leaves_the_model_as_it_was(base, files, tmp_path
         deltas.add(name, tmp_path / f"{name}.freeze")
     deltas.switch("few")
     before, calls = values_of(weights(base)), []
-    apply = patches.apply
+    apply = Patch.apply
 
-    def fail(variable, of_variable):
-        calls.append(variable)
-        apply(variable, of_variable)
+    def fail(patch, variables):
+        calls.append(patch)
+        apply(patch, variables)
         if len(calls) == 7:
             raise MemoryError("no memory")
 
-    monkeypatch.setattr(patches, "apply", fail)
+    monkeypatch.setattr(Patch, "apply", fail)
     with pytest.raises(MemoryError):
         deltas.switch("many")
     assert_bits(base, before)

@@ -26,7 +26,7 @@ def test_only_the_entries_that_are_given_are_replaced(dtype, places):
     variable = keras.Variable(np.zeros((3, 5)), dtype=dtype)
     backend.assign(variable, before)
     places = np.array(places, np.int32)
-    backend.assign_at(variable, [(places, after.reshape(-1)[places])])
+    backend.assign_at(variable, places, after.reshape(-1)[places])
     expected = before.copy()
     expected.reshape(-1)[places] = after.reshape(-1)[places]
     found = backend.to_numpy(variable)
@@ -37,20 +37,12 @@ def test_only_the_entries_that_are_given_are_replaced(dtype, places):
     assert entries.tobytes() == expected.reshape(-1)[places].tobytes()
 
 
-def test_later_values_replace_earlier_ones():
-    variable = keras.Variable(np.zeros(5), dtype="float32")
-    first, second = np.array([1, 2, 4]), np.array([0, 2])
-    changes = [(first, np.float32([1, 2, 3])), (second, np.float32([4, 5]))]
-    backend.assign_at(variable, changes)
-    assert backend.to_numpy(variable).tolist() == [4, 1, 5, 0, 3]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_scalar_has_one_entry(dtype):
     variable = keras.Variable(2.0, dtype=dtype)
     value = np.array([3.0], backend.to_numpy(variable).dtype)
     assert value.dtype.name == dtype
-    backend.assign_at(variable, [(np.array([0]), value)])
+    backend.assign_at(variable, np.array([0]), value)
     assert backend.values_at(variable, np.array([0])) == value
     assert backend.to_numpy(variable).shape == ()
 
@@ -60,7 +52,7 @@ def test_what_was_read_before_stays(dtype):
     variable = keras.Variable(np.ones((3, 5)), dtype=dtype)
     array, tensor = backend.to_numpy(variable), keras.ops.add(variable, 0)
     view = keras.ops.reshape(variable, (15,))  # it shares the memory of the value
-    backend.assign_at(variable, [(np.array([4]), np.array([3.0], array.dtype))])
+    backend.assign_at(variable, np.array([4]), np.array([3.0], array.dtype))
     assert (array == 1.0).all()
     assert (backend.to_numpy(tensor) == 1.0).all()
     if keras.backend.backend() != "torch":  # whose tensors are changed in place
@@ -80,7 +72,7 @@ def test_a_variable_is_bound_to_its_device_only_if_it_was(dtype, is_bound):
     variable.assign(step(variable.value))
     for number in (2, 3):
         values = np.array([10 * number], backend.to_numpy(variable).dtype)
-        backend.assign_at(variable, [(np.array([4]), values)])
+        backend.assign_at(variable, np.array([4]), values)
         assert variable.value.committed == is_bound
         variable.assign(step(variable.value))
         assert backend.values_at(variable, np.array([0, 4])).tolist() == [number, 10 * number + 1]

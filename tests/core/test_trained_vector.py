@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from processes import run_python
 
 import keras_freeze as kf
-from keras_freeze.storage import patches
+from keras_freeze.storage.patches import Patch
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
 
@@ -291,15 +291,15 @@ def test_training_on_a_grid_starts_at_the_values_given(strategy):
 
 def test_an_error_while_values_are_written_takes_all_of_them_back(monkeypatch):
     model = trained()
-    before, apply, calls = bits_in(model), patches.apply, []
+    before, apply, calls = bits_in(model), Patch.apply, []
 
-    def fail_late(variable, of_variable):
-        calls.append(variable)
-        apply(variable, of_variable)
+    def fail_late(patch, variables):
+        calls.append(patch.index)
+        apply(patch, variables)
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(patches, "apply", fail_late)
+    monkeypatch.setattr(Patch, "apply", fail_late)
     with pytest.raises(KeyboardInterrupt):
         kf.set_trained(model, 2 * kf.get_trained(model))
     assert len(calls) == 8  # four of the six variables, and back
