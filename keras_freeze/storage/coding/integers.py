@@ -139,14 +139,17 @@ def _cheapest_decay(high: np.ndarray) -> tuple[float, int]:
     escaped = np.abs(high[symbols == _ESCAPE]) - _LARGEST_SYMBOL
     escapes = float((2 * np.floor(np.log2(escaped)) + 2).sum())
     # The cost falls and then rises with the decay, nearly always.
-    _, near = min(_costs(counts, _FEW_DECAYS))
-    cost, decay = min(_costs(counts, _DECAYS[max(near - 3, 0) : near + 4]))
+    before = _before_each(counts)
+    _, near = min(_costs(counts, before, _FEW_DECAYS))
+    cost, decay = min(_costs(counts, before, _DECAYS[max(near - 3, 0) : near + 4]))
     return escapes + cost, decay
 
 
-def _costs(counts: np.ndarray, decays: range) -> list[tuple[float, int]]:
-    """Return what symbols take with each decay, from how often they occur in each piece."""
-    before = _before_each(counts)
+def _costs(counts: np.ndarray, before: np.ndarray, decays: range) -> list[tuple[float, int]]:
+    """Return what symbols take with each decay.
+
+    `counts` and `before` are how often they occur in each piece, and what `_before_each` gives.
+    """
     first = _first_frequencies()[list(decays)]
     occurring = counts > 0
     frequencies = first[:, np.nonzero(occurring)[1]] + before[occurring]
