@@ -306,7 +306,7 @@ def frozen_with_other_weights_of_the_same_numbers():
     return model
 
 
-@pytest.mark.cases(2, tensorflow=2, jax=1)
+@pytest.mark.cases(2, tensorflow=1, jax=1)
 @each_way
 @pytest.mark.parametrize(
     "target",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import crossentropy, values_of
 from keras import layers
-from processes import run_python
+from processes import HIDE_TENSORFLOW, run_python
 
 import keras_freeze as kf
 from keras_freeze import _keras_private
@@ -103,7 +103,7 @@ def main(path):
 @pytest.fixture(scope="module")
 def on_two_devices(tmp_path_factory):
     path = tmp_path_factory.mktemp("devices") / "results.npz"
-    code = "import sys, test_compact_sums_of_jax as tests; tests.main(*sys.argv[1:])"
+    code = f"{HIDE_TENSORFLOW}import test_compact_sums_of_jax as tests; tests.main(*sys.argv[1:])"
     flag = "--xla_force_host_platform_device_count=2"
     run_python(code, path, XLA_FLAGS=flag, JAX_PLATFORMS="cpu")
     with np.load(path) as results:

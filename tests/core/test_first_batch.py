@@ -74,6 +74,7 @@ def state_size(optimizer):
     return sum(int(np.prod(v.shape)) for v in optimizer.inner_optimizer.variables)
 
 
+@pytest.mark.cases(None, tensorflow=2, jax=2)
 @some
 @pytest.mark.parametrize("name", INNER)
 def test_slots_keep_their_values_when_the_update_becomes_compact(name):
@@ -130,6 +131,7 @@ def test_gradients_are_restricted_from_the_second_step():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.cases(None, tensorflow=1, jax=1)
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
 def test_training_goes_on_alike_however_it_is_divided(frozen_weights):
     x, y = data(steps=6)
@@ -149,6 +151,7 @@ def test_training_goes_on_alike_however_it_is_divided(frozen_weights):
             np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
 
 
+@pytest.mark.cases(None, tensorflow=1, jax=1)
 @pytest.mark.parametrize("saved_after", [1, 3])
 def test_resumed_training_has_the_same_bits(saved_after, tmp_path):
     x, y = data(steps=6)
@@ -197,6 +200,7 @@ def test_a_batch_that_is_not_finite_decides_nothing_and_the_next_one_does():
     assert not np.array_equal(values(model)[0], start)
 
 
+@pytest.mark.cases(None, tensorflow=1, jax=1)
 @pytest.mark.parametrize("criterion", ["gradient", "fisher", "snip"])
 def test_batches_of_any_size_decide_as_freeze_does(criterion):
     x = np.random.default_rng(0).normal(size=(8, 6, 5)).astype("float32")
@@ -410,6 +414,7 @@ def test_a_loaded_model_restricts_gradients_in_fit_unless_they_are_restored(tmp_
         assert len(restricted_layers(loaded)) == (0 if restores else 3)
 
 
+@pytest.mark.cases(None, tensorflow=2, jax=2)
 @pytest.mark.parametrize("saved_after", [1, 2])
 @pytest.mark.parametrize("kind", ["model.keras", "model.freeze"])
 def test_resumed_training_with_restricted_gradients_has_the_same_bits(saved_after, kind, tmp_path):

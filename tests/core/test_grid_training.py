@@ -91,7 +91,7 @@ def test_steps_follow_the_arithmetic_by_hand(strategy, l2):
 
 
 @slow_elsewhere
-@pytest.mark.cases(38, tensorflow=4, jax=4)
+@pytest.mark.cases(20, tensorflow=2, jax=2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [name for name in OPTIMIZERS if name != "averaging"])
 def test_every_optimizer_trains_on_the_grid_and_keeps_frozen_bits(kind, strategy, tmp_path):

@@ -489,6 +489,7 @@ def ending_in(end, loss="mse"):
 ENDS = ["Dense", "sigmoid", "log", "Activation", "Softmax", "model"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("end", ENDS)
 def test_logits_flow_where_the_last_layer_makes_probabilities_of_them(end):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from axes import WAYS
 from helpers import blobs, crossentropy, same_bits, value_of, values_of
-from processes import run_python
+from processes import HIDE_TENSORFLOW, run_python
 
 import keras_freeze as kf
 
@@ -85,7 +85,7 @@ def main(kind, path):
 @pytest.fixture(scope="module", params=["data", "model"])
 def on_two_devices(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("devices") / "results.npz"
-    code = "import sys, test_jax_distribution as tests; tests.main(*sys.argv[1:])"
+    code = f"{HIDE_TENSORFLOW}import test_jax_distribution as tests; tests.main(*sys.argv[1:])"
     flag = "--xla_force_host_platform_device_count=2"
     run_python(code, request.param, path, XLA_FLAGS=flag, JAX_PLATFORMS="cpu")
     with np.load(path) as results:

@@ -37,7 +37,7 @@ X, Y = blobs()
 COMPACT = ("sgd", "momentum", "adam", "amsgrad", "adagrad", "rmsprop", "schedule_free")
 DENSE = ("averaging", "muon", "lamb")
 
-few = pytest.mark.cases(6, tensorflow=2, jax=2)
+few = pytest.mark.cases(4, tensorflow=1, jax=1)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
 slow_elsewhere = pytest.mark.slow_on("tensorflow", "jax")
 
@@ -308,7 +308,7 @@ ONE_VARIABLE_EACH = sorted(OPTIMIZERS.keys() - {"multi"})
 @pytest.mark.parametrize("way", ["compact", "dense"])
 @pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
 @pytest.mark.parametrize("inner", ONE_VARIABLE_EACH)
-@pytest.mark.cases(8, tensorflow=2, jax=2)
+@pytest.mark.cases(4, tensorflow=1, jax=1)
 def test_slots_start_as_those_of_an_optimizer_that_is_built_anew(inner, schedule, way, monkeypatch):
     states = []
     for is_known in (True, False):
@@ -328,7 +328,7 @@ def test_slots_start_as_those_of_an_optimizer_that_is_built_anew(inner, schedule
 
 @pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
 @pytest.mark.parametrize("inner", ["momentum", "adam", "ftrl", "accumulating"])
-@pytest.mark.cases(8, tensorflow=2, jax=2)
+@pytest.mark.cases(4, tensorflow=1, jax=1)
 def test_a_change_creates_no_second_set_of_slots(inner, schedule, monkeypatch):
     model = two_dense_layers()
     optimizer = kf.FreezeOptimizer(OPTIMIZERS[inner](), 0.5)

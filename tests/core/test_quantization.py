@@ -79,6 +79,7 @@ def test_trained_values_are_the_nearest_points_and_all_others_what_they_were(ste
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
+@pytest.mark.cases(4, tensorflow=1, jax=1)
 @pytest.mark.parametrize("tolerance", [1e-5, 0.01, 0.5])
 @pytest.mark.parametrize("data", ["new", "wrong labels"])
 def test_the_loss_changes_by_the_tolerance_at_most(data, tolerance, tmp_path):

@@ -55,7 +55,7 @@ def wait_for(condition):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "num_kills", [12, pytest.param(200, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+    "num_kills", [6, pytest.param(200, marks=pytest.mark.exhaustive)], ids=["few", "many"]
 )
 def test_trainers_and_followers_may_be_killed_at_any_moment(num_kills, forks, tmp_path):
     if keras.backend.backend() != "torch" or not hasattr(os, "fork"):

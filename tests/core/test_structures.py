@@ -94,7 +94,7 @@ def with_rescued(masks, structure, seed):
     return added
 
 
-@pytest.mark.cases(None, tensorflow=4, jax=4)
+@pytest.mark.cases(None, tensorflow=2, jax=2)
 @pytest.mark.parametrize("way", ["freeze", "first batch", "first batch, compiled by XLA"])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_masks_are_those_of_brute_force(name, way):
@@ -122,7 +122,7 @@ def compile_function(function):
     return function
 
 
-@pytest.mark.cases(None, tensorflow=5, jax=5)
+@pytest.mark.cases(None, tensorflow=2, jax=2)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_equal_scores_give_equal_masks_both_ways(name):
     structure, shapes = STRUCTURES[name], [(5, 5, 7, 64), (1000, 33), (257,), (2, 3)]
@@ -218,6 +218,7 @@ def test_a_network_trains_on_with_what_was_frozen_kept(name, frozen_weights):
     assert_trained_moved(model.trainable_variables, mask, start)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.parametrize("criterion", ["synflow", kf.criteria.IterativeSNIP(4)])
@@ -329,6 +330,7 @@ def test_an_undecided_optimizer_is_saved_with_its_structure(inner, tmp_path):
     assert kf.get_mask(again).num_rescued == kf.get_mask(model).num_rescued
 
 
+@pytest.mark.cases(6)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", ["snip", "random", "magnitude"])
 @pytest.mark.parametrize("name", STRUCTURES)

@@ -14,6 +14,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.cases(3)
 @each_way
 @pytest.mark.parametrize("grid", [None, 0.05])
 @pytest.mark.parametrize("by", ["Checkpoint", "CheckpointManager"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import blobs, crossentropy, same_bits, values_of
 from oracle import DenseByHand
-from processes import run_python
+from processes import HIDE_TENSORFLOW, run_python
 
 import keras_freeze as kf
 
@@ -21,8 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 BATCH, RATE = 12, 0.75
-# An entry of None makes Python's import statement fail.
-HIDE_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None\n"
 
 
 class Batches(keras.utils.PyDataset):

@@ -8,6 +8,9 @@ from pathlib import Path
 import keras
 
 ROOT = Path(__file__).parents[2]
+# An entry of None makes Python's import statement fail. Keras imports TensorFlow where it finds it,
+# which takes a process of JAX half of the time that it needs to start.
+HIDE_TENSORFLOW = "import sys; sys.modules['tensorflow'] = None\n"
 
 
 def run_python(code, *arguments, backend=None, **environment):

@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from processes import HIDE_TENSORFLOW
 
 # What a script begins with: `RANK`, `COUNT`, `FOLDER`, `ARGUMENTS`, and `give(**arrays)`.
 _PRELUDE = """
@@ -29,7 +30,8 @@ _PRELUDES = {
 import torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ARGUMENTS["timeout"]))
 """,
-    "jax": """
+    "jax": HIDE_TENSORFLOW
+    + """
 import jax, keras
 if COUNT > 1:  # as keras.distribution.initialize does, which has no argument for timeouts
     jax.distributed.initialize(
