@@ -55,11 +55,12 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
 
 def assign(variable: Any, values: Any) -> None:
     """Assign an array of a variable's shape and dtype, outside compiled functions."""
-    tensor_variable(variable).assign(values, read_value=False)  # in half the time of Keras's
+    # In a third of the time of Keras's, which matters where there are many small variables.
+    tensor_variable(variable).assign(tf.constant(values), read_value=False)
 
 
 def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
-    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
+    """Assign NumPy values at flat indices, none of them twice, outside compiled functions."""
     # `scatter` is compiled for each number of indices.
     whole = with_entries(_in_memory(variable), indices, values)
     if whole.dtype.isbuiltin == 1:  # NumPy hands over no others

@@ -307,8 +307,13 @@ def compiled(function: Callable[..., Any], model: keras.Model) -> Callable[..., 
     return call
 
 
+def assign(variable: Any, values: Any) -> None:
+    """Assign a NumPy array of a variable's shape and dtype, outside compiled functions."""
+    variable.assign(jnp.asarray(values))  # in half the time that Keras takes to convert it
+
+
 def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
-    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
+    """Assign NumPy values at flat indices, none of them twice, outside compiled functions."""
     # `scatter` is compiled for each number of indices.
     array = _tensor(variable)
     if [device.platform for device in array.devices()] != ["cpu"]:

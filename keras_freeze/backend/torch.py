@@ -234,7 +234,7 @@ def assign(variable: Any, values: Any) -> None:
 
 
 def assign_at(variable: Any, indices: np.ndarray, values: np.ndarray) -> None:
-    """Assign NumPy values at flat, sorted indices, outside compiled functions."""
+    """Assign NumPy values at flat indices, none of them twice, outside compiled functions."""
     device = variable.value.device
     tensors = [torch.as_tensor(array, device=device) for array in (indices, _from_unknown(values))]
     scatter(variable, *tensors)

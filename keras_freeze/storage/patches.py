@@ -41,19 +41,28 @@ class Patch:
         return Patch(self.index, self.places, self.after, self.before)
 
     def then(self, second: "Patch") -> "Patch":
-        """Return the patch that does what this one and then another one of its variable do."""
+        """Return the patch that does what this one and then another one of its variable do.
+
+        Its places are not sorted.
+        """
         if self.places is None or second.places is None:
-            places, size = None, max(self.before.size, second.before.size)
-            first_at, second_at = all_or(self.places), all_or(second.places)
-        else:
-            places, first_at, second_at = _merged(self.places, second.places)
-            size = places.size
-        before, after = np.empty((2, size), self.before.dtype)
-        before[second_at] = second.before
-        before[first_at] = self.before
-        after[first_at] = self.after
-        after[second_at] = second.after
-        return Patch(self.index, places, before, after)
+            before, after = np.empty(
+                (2, max(self.before.size, second.before.size)), self.before.dtype
+            )
+            before[all_or(second.places)] = second.before
+            before[all_or(self.places)] = self.before
+            after[all_or(self.places)] = self.after
+            after[all_or(second.places)] = second.after
+            return Patch(self.index, None, before, after)
+        alone, again = _shared(self.places, second.places)
+        before = second.before.copy()
+        before[again] = self.before[~alone]  # the first patch has replaced these
+        return Patch(
+            self.index,
+            np.concatenate([self.places[alone], second.places]),
+            np.concatenate([self.before[alone], before]),
+            np.concatenate([self.after[alone], second.after]),
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -74,16 +83,17 @@ class Patch:
         backend.assign_at(variable, self.places, from_bits(self.after, dtype_of(variable)))
 
 
-def _merged(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the union of two sorted arrays of places, and where those of each are in it."""
-    both = np.concatenate([first, second])
-    order = np.argsort(both, kind="stable")  # a stable sort is quick on two runs
-    both = both[order]
-    is_new = np.ones(both.size, bool)
-    np.not_equal(both[1:], both[:-1], out=is_new[1:])
-    at = np.empty(both.size, np.intp)
-    at[order] = np.cumsum(is_new) - 1
-    return both[is_new], at[: first.size], at[first.size :]
+def _shared(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of `first` are not in `second`, and which of `second` are in `first`.
+
+    Both are sorted.
+    """
+    marks = np.zeros(max((*first[-1:], *second[-1:], -1)) + 1, bool)  # quicker than sorting
+    first, second = first.astype(np.intp), second.astype(np.intp)  # int32 takes twice as long
+    marks[first] = True
+    again = marks[second]
+    marks[second] = False
+    return marks[first], again
 
 
 def all_or(places: np.ndarray | None) -> Any:
