@@ -55,10 +55,11 @@ def _try_differences(saved: SavedVariable, base: np.ndarray) -> float:
     if saved.dtype not in DTYPES:
         return plain
     starts = rounded_to(base[saved.is_stored], saved.dtype, saved.stored_dtype)
-    integers = differences(values, starts)
-    if integers is None:
+    found = differences(values, starts)
+    if found is None:
         return plain
-    shorter = Integers(integers).num_bits + _DIFFERENCES_IN_HEADER
+    integers = Integers(found)
+    shorter = integers.num_bits + _DIFFERENCES_IN_HEADER
     if shorter >= plain:
         return plain
     saved.differences = integers

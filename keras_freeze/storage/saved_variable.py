@@ -15,6 +15,7 @@ from keras_freeze.masks.mask import MaskEntry
 from keras_freeze.masks.ranked import Ranked
 from keras_freeze.parameters import path_of, shorten
 from keras_freeze.starts import Source, Start
+from keras_freeze.storage.coding.integers import Integers
 from keras_freeze.storage.coding.masks import Key, tile_of
 from keras_freeze.storage.coding.tiles import Tile
 from keras_freeze.storage.keras_model import bits_of, dtype_of, variables_of
@@ -54,7 +55,7 @@ class SavedVariable:
     source: Source | None = None
     changed: np.ndarray | None = None
     on_grid: OnGrid | None = None
-    differences: np.ndarray | None = None
+    differences: Integers | None = None
     ranked: Ranked | None = None
     is_settled: bool = False
 
@@ -119,7 +120,7 @@ class SavedVariable:
         """Which values the file stores."""
         return np.ones(self.bits.size, bool) if self.source is None else ~self.sourced
 
-    def stored(self) -> np.ndarray:
+    def stored(self) -> np.ndarray | Integers:
         """Return the values that the file stores: integers, or bit patterns of `stored_dtype`."""
         if self.on_grid is not None:
             return self.on_grid.integers
