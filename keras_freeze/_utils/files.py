@@ -34,7 +34,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     check_replaceable(path)
     target = Path(os.path.realpath(path))
-    _remove_leftovers(target)
+    remove_leftovers(target)
     replaced = target.stat() if target.exists() else None
     temporary = _temporary_beside(target)
     try:
@@ -51,7 +51,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def check_replaceable(path: str | os.PathLike[str]) -> None:
+def check_replaceable(path: str | os.PathLike[str], name: str = "path") -> None:
     """Check that a file can be written or replaced at a path.
 
     Raises:
@@ -61,20 +61,22 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
     """
     target = os.path.realpath(path)
     if not os.path.isdir(os.path.dirname(target)):
-        raise FileNotFoundError(f"Argument `path` names no folder that exists: {os.fspath(path)!r}")
+        raise FileNotFoundError(
+            f"Argument `{name}` names no folder that exists: {os.fspath(path)!r}"
+        )
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         return
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(
-            f"Argument `path` must name a file. Received: the folder {os.fspath(path)!r}"
+            f"Argument `{name}` must name a file. Received: the folder {os.fspath(path)!r}"
         )
     if not stat.S_ISREG(mode):
         raise ValueError(
-            "Argument `path` must name an ordinary file, or one that is still to be written: a "
+            f"Argument `{name}` must name an ordinary file, or one that is still to be written: a "
             "device, a FIFO or a socket cannot be replaced. "
-            f"Received: path={os.fspath(path)!r}"
+            f"Received: {name}={os.fspath(path)!r}"
         )
 
 
@@ -152,7 +154,8 @@ def _machine() -> str:
     return hashlib.sha256("\n".join(known).encode(errors="replace")).hexdigest()[:8]
 
 
-def _remove_leftovers(target: Path) -> None:
+def remove_leftovers(target: Path) -> None:
+    """Remove what killed processes have left that were to write a file."""
     start = _start_of_temporaries(target)
     with contextlib.suppress(OSError):
         for name in os.listdir(target.parent):

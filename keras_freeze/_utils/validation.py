@@ -87,7 +87,10 @@ def check_number(
             accepted = f"a number in [{minimum:g}, {maximum:g}]"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise type_error(name, value, accepted)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or a fraction
+        number = float("inf")
     lowest = float("-inf") if minimum is None else minimum
     highest = float("inf") if maximum is None else maximum
     in_range = lowest <= number <= highest and abs(number) < float("inf")  # false of NaN

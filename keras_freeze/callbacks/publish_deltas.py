@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from keras_freeze import backend
 from keras_freeze._utils.validation import check_int
 from keras_freeze.grids import Grid
 from keras_freeze.storage.streams.publisher import DeltaPublisher
@@ -16,7 +15,9 @@ class PublishDeltas(keras.callbacks.Callback):
     """Writes to a folder what a model is, every so many steps, for models that `follow` it.
 
     The first file is a delta on the base with the mask, those after it hold nothing but values that
-    have changed; `DeltaPublisher` says more. What training ends with is always published.
+    have changed; `DeltaPublisher` says more. What training ends with is published, too. Callbacks
+    that set other weights at the end, as `EarlyStopping(restore_best_weights=True)`, have to come
+    before this one in the list.
 
     Args:
         folder: A path, or a URL for fsspec such as "s3://bucket/run". It is created when needed.
@@ -89,7 +90,6 @@ class PublishDeltas(keras.callbacks.Callback):
 
     def _publish(self) -> None:
         assert self.publisher is not None
-        backend.synchronize_variables(self.model)
         try:
             self.publisher.publish()
         except OSError as error:  # training matters more; the next file is a complete one

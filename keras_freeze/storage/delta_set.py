@@ -67,6 +67,7 @@ class DeltaSet:
         self.active: str | None = None
         self.lock = threading.RLock()
         self._model = model
+        self._variables = variables_of(model)
         self._deltas: dict[str, _Delta] = {}
 
     def add(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -99,7 +100,7 @@ class DeltaSet:
                 self.switch(active)
 
     def _read(self, path: str | os.PathLike[str]) -> _Delta:
-        variables = variables_of(self._model)
+        variables = self._variables
         with naming(path):
             container = read_container(path)
             header = Header.from_json(container.header)
@@ -115,21 +116,21 @@ class DeltaSet:
         Raises:
             TypeError: If the name is neither a string nor None.
             ValueError: If the set has no such delta, or if values that a delta has replaced, or is
-                to replace, have changed since. The model is then unchanged.
+                to replace, have changed since, or the model has others of its variables no longer.
+                The model is then unchanged.
         """
         with self.lock:
             if name is not None:
                 self._check_known(name, "None or ")
             if name == self.active:
                 return
-            variables = variables_of(self._model)
             before = _NONE if self.active is None else self._deltas[self.active]
             after = _NONE if name is None else self._deltas[name]
             patches = in_turn([patch.reverse for patch in before.patches], after.patches)
-            check_unchanged(variables, patches)
-            apply_all(self._model, variables, patches)
+            check_unchanged(self._model, self._variables, patches)
+            apply_all(self._model, self._variables, patches)
             if after.placements:
-                remember_grids(variables, after.placements)
+                remember_grids(self._variables, after.placements)
             self.active = name
 
     def remove(self, name: str) -> None:

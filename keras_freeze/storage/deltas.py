@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_freeze._utils.files import check_replaceable, is_same_file
 from keras_freeze.parameters import path_of
@@ -31,10 +30,20 @@ from keras_freeze.storage.vocabularies import check_same_vocabularies
 
 @dataclass(frozen=True)
 class _Applied:
-    """A delta that is applied to a model: its file, and what it replaced."""
+    """A delta that is applied to a model.
+
+    Attributes:
+        name: its path.
+        digest: that of its file.
+        undo: the digest of the file that `keep_undo` wrote; None without.
+        variables: the model's variables at that time.
+        patches: what it replaced in them.
+    """
 
     name: str
     digest: bytes
+    undo: bytes | None
+    variables: list[Any]
     patches: list[Patch]
 
 
@@ -95,34 +104,19 @@ def apply_delta(
         patches = patches_to(variables, values.bits)
     before = [bits_of(v) for v in variables] if keep_undo is not None else []
     apply_all(model, variables, patches)
+    undo = None
     if keep_undo is not None:
         try:
             write_undo(keep_undo, model, before)
+            undo = read_container(keep_undo).digest
         except BaseException:
             apply_all(model, variables, [patch.reverse for patch in patches])
             raise
     remember_grids(variables, values.placements)
     stack = _applied.setdefault(model, [])
-    if stack and _undo_each_other(stack[-1].patches, patches):
-        stack.pop()
-    else:
-        stack.append(_Applied(os.fspath(path), container.digest, patches))
-
-
-def _undo_each_other(first: Sequence[Patch], second: Sequence[Patch]) -> bool:
-    return len(first) == len(second) and all(
-        one.index == other.index
-        and np.array_equal(one.after, other.before)
-        and np.array_equal(one.before, other.after)
-        and _same_places(one.places, other.places)
-        for one, other in zip(first, second, strict=True)
-    )
-
-
-def _same_places(first: np.ndarray | None, second: np.ndarray | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return np.array_equal(first, second)
+    if len(stack) > 1 and stack[-1].digest == stack[-2].undo:
+        del stack[-2:]  # so that a model to which deltas and undos are applied holds few of them
+    stack.append(_Applied(os.fspath(path), container.digest, undo, variables, patches))
 
 
 def delta_values(
@@ -175,15 +169,29 @@ def remove_delta(model: keras.Model, path: str | os.PathLike[str]) -> None:
             f"The delta that {os.fspath(path)!r} holds now is not applied to this model. Applied "
             f"is: {on_it}."
         )
-    variables = variables_of(model)
+    variables = stack[-1].variables
     undo = [patch.reverse for patch in stack[-1].patches]
-    check_unchanged(variables, undo)
+    check_unchanged(model, variables, undo)
     apply_all(model, variables, undo)
     stack.pop()
 
 
-def check_unchanged(variables: Sequence[Any], patches: Sequence[Patch]) -> None:
-    """Raise ValueError if a variable has not the values that are to be replaced."""
+def check_unchanged(model: keras.Model, variables: Sequence[Any], patches: Sequence[Patch]) -> None:
+    """Check that variables that a model had are still its own, with the values to be replaced.
+
+    It may have others besides, as `enable_lora` adds them.
+
+    Raises:
+        ValueError: If they are not.
+    """
+    ids = {id(variable) for variable in variables_of(model)}
+    for variable in variables:
+        if id(variable) not in ids:
+            raise ValueError(
+                f"The model no longer has the variable {path_of(variable)!r} that it had when the "
+                "delta was read or applied, so that it cannot be applied or removed: load the base "
+                "again."
+            )
     for patch in patches:
         if not patch.is_applicable(variables):
             raise ValueError(
@@ -194,7 +202,7 @@ def check_unchanged(variables: Sequence[Any], patches: Sequence[Patch]) -> None:
 
 def _check_undo(keep_undo: Any, path: str | os.PathLike[str]) -> None:
     check_path(keep_undo, "keep_undo")
-    check_replaceable(keep_undo)
+    check_replaceable(keep_undo, "keep_undo")
     if is_same_file(keep_undo, path):
         raise ValueError(
             "Argument `keep_undo` must not be the file of the delta. "

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from keras_freeze._utils.text import printable, printable_cause
-from keras_freeze._utils.validation import type_error
+from keras_freeze._utils.validation import type_error, value_error
 
 _LONGEST_MESSAGE = 2_000
 
@@ -23,9 +23,14 @@ class FreezeFileError(ValueError):
 
 
 def check_path(path: object, name: str = "path") -> None:
-    """Raise TypeError for an argument that is neither a string nor a path object."""
+    """Raise TypeError for an argument that is neither a string nor a path object.
+
+    Raise ValueError for what no file can be called.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise type_error(name, path, "a string or a path object")
+    if not os.fspath(path) or b"\0" in os.fsencode(path):
+        raise value_error(name, path, "a path that is not empty and has no null character")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ def check_built(model: Any, name: str) -> None:
 
 def variables_of(model: keras.Model) -> list[Any]:
     """Return all variables of a model, each once, including statistics and random states."""
+    backend.synchronize_variables(model)  # in callbacks between two steps
     return list({id(variable): variable for variable in model.variables}.values())
 
 
@@ -316,9 +317,20 @@ def optimizer_variables(model: keras.Model) -> list[Any]:
     return list({id(v): v for v in optimizer.variables if id(v) not in ids}.values())
 
 
-def finish_loading(model: keras.Model) -> None:
-    """Let layers update what they derive from their variables, as `Normalization` does."""
+def finish_loading(model: keras.Model, changed: Iterable[Any]) -> None:
+    """Let layers update what they derive from variables that changed, as `Normalization` does.
+
+    Functions of the model that are compiled have what was derived before, and are made again.
+    """
+    ids = {id(variable) for variable in changed}
+    is_derived_anew = False
     for layer in _keras_private.all_layers(model):
-        # Discretization has no variables to derive its state from, and would lose it.
-        if hasattr(layer, "finalize_state") and layer.variables:
+        if hasattr(layer, "finalize_state") and any(id(v) in ids for v in layer.variables):
             layer.finalize_state()
+            is_derived_anew = True
+    if not is_derived_anew:
+        return
+    for kind in ("train", "test", "predict"):
+        if getattr(model, f"{kind}_function", None) is not None:
+            setattr(model, f"{kind}_function", None)
+            getattr(model, f"make_{kind}_function")()

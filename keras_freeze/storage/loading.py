@@ -127,7 +127,7 @@ def _load(
     for record, variable, bits in zip(header.records, variables, values.bits, strict=True):
         set_bits(variable, bits, record.dtype)
     remember_grids(variables, values.placements)
-    finish_loading(model)
+    finish_loading(model, variables)
     _keep_initializers(model, variables, header.records)
     _restore_optimizer(model, header, values)
     return model

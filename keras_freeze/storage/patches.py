@@ -145,7 +145,7 @@ def apply_all(model: keras.Model, variables: Sequence[Any], patches: Sequence[Pa
         for patch in patches:
             begun.append(patch)
             patch.apply(variables)
-        finish_loading(model)
+        finish_loading(model, [variables[patch.index] for patch in patches])
     except BaseException:
         for patch in reversed(begun):
             patch.reverse.apply(variables)

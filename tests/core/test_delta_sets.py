@@ -317,3 +317,98 @@ def test_predictions_follow_the_switch(base, files, tmp_path):
     )
     deltas.switch(None)
     assert np.array_equal(storage_cases.outputs_of(base, x), plain)
+
+
+def with_statistics(shift):
+    """A network that normalizes its inputs by statistics of data that are shifted."""
+    keras.utils.set_random_seed(3)
+    normalization = keras.layers.Normalization()
+    normalization.adapt(inputs() + shift)
+    network = keras.Sequential([keras.Input((8,)), normalization, keras.layers.Dense(2)])
+    network.compile("sgd", "mse")
+    return network
+
+
+def inputs():
+    return np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+
+
+def switch(base, tuned, folder):
+    deltas = kf.DeltaSet(base)
+    deltas.add("a", folder / "a.freeze")
+    deltas.switch("a")
+
+
+def apply(base, tuned, folder):
+    kf.apply_delta(base, folder / "a.freeze")
+
+
+def follow(base, tuned, folder):
+    kf.DeltaPublisher(tuned, folder / "stream", base=base).publish()
+    kf.follow(base, folder / "stream")
+
+
+@pytest.mark.parametrize("way", [switch, apply, follow])
+def test_compiled_functions_have_the_statistics_of_the_delta(way, tmp_path):
+    base, tuned = with_statistics(0.0), with_statistics(5.0)
+    kf.save(tuned, tmp_path / "a.freeze", base=base)
+    x, y = inputs(), np.ones((32, 2), "float32")
+    expected = tuned.predict(x, verbose=0)
+    losses = [model.evaluate(x, y, verbose=0) for model in (base, tuned)]
+    assert losses[0] != losses[1]
+    assert not np.array_equal(base.predict(x, verbose=0), expected)
+    way(base, tuned, tmp_path)
+    assert np.array_equal(base.predict(x, verbose=0), expected)
+    assert base.evaluate(x, y, verbose=0) == losses[1]
+    for model in (base, tuned):
+        model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    assert_same_weights(base, tuned)
+
+
+def test_a_model_that_has_lora_since_switches_its_base(base, files, tmp_path):
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+    before, own = values_of(weights(base)), weights(base)
+    base.layers[1].enable_lora(2)
+    added = {id(v): value_of(v) for v in base.variables if all(v is not one for one in own)}
+    deltas.switch("few")
+    for variable, tuned in zip(own, weights(files["few"]), strict=True):
+        assert same_bits(value_of(variable), value_of(tuned)), variable.path
+    deltas.switch(None)
+    for variable, value in zip(own, before, strict=True):
+        assert same_bits(value_of(variable), value), variable.path
+    assert all(same_bits(added[id(v)], value_of(v)) for v in base.variables if id(v) in added)
+
+
+def test_a_model_that_has_other_variables_since_stays_as_it_is(base, files, tmp_path):
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+    kf.apply_delta(base, tmp_path / "few.freeze")
+    base.quantize("int8")
+    before = values_of(base.variables)
+    for change in (
+        lambda: deltas.switch("few"),
+        lambda: kf.remove_delta(base, tmp_path / "few.freeze"),
+    ):
+        with pytest.raises(ValueError, match="The model no longer has the variable"):
+            change()
+    assert all(map(same_bits, before, values_of(base.variables)))
+    assert deltas.active is None
+
+
+def test_a_callback_of_the_users_may_switch_and_save_after_any_step(base, files, tmp_path):
+    """JAX takes the values out of the variables while it trains."""
+    base.layers[2].trainable = False  # its statistics stay, too
+    base.compile(keras.optimizers.SGD(0.0), "mse")
+    deltas = kf.DeltaSet(base)
+    deltas.add("few", tmp_path / "few.freeze")
+
+    class Switch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                deltas.switch("few")
+                kf.save(self.model, tmp_path / "saved.freeze")
+
+    base.fit(*storage_cases.data_for(base), batch_size=4, verbose=0, callbacks=[Switch()])
+    assert_same_weights(kf.load(tmp_path / "saved.freeze"), files["few"])
+    assert_same_weights(base, files["few"])

@@ -299,10 +299,59 @@ def test_models_that_scale_their_loss_are_deltas_too(tmp_path):
     assert type(loaded.optimizer) is type(model.optimizer)
 
 
-def test_a_delta_and_its_undo_leave_nothing_behind(base, tmp_path):
-    kf.save(adapted(base), tmp_path / "d.freeze", base=base)
+def test_a_delta_and_its_undo_are_two_deltas_one_on_the_other(base, tmp_path):
+    model = adapted(base)
+    kf.save(model, tmp_path / "d.freeze", base=base)
+    before = copy_of(base)
     for _ in range(3):
         kf.apply_delta(base, tmp_path / "d.freeze", keep_undo=tmp_path / "undo.freeze")
+        assert_same_weights(base, model)
         kf.apply_delta(base, tmp_path / "undo.freeze")
-    with pytest.raises(ValueError, match="Applied is: none"):
-        kf.remove_delta(base, tmp_path / "d.freeze")
+        assert_same_weights(base, before)
+    for name, expected in (("undo", model), ("d", before)):
+        kf.remove_delta(base, tmp_path / f"{name}.freeze")
+        assert_same_weights(base, expected)
+    with pytest.raises(ValueError, match="Applied is: none"):  # those of before are not kept
+        kf.remove_delta(base, tmp_path / "undo.freeze")
+
+
+def test_deltas_that_undo_each_other_are_removed_one_after_the_other(base, tmp_path):
+    model, before = adapted(base), copy_of(base)
+    kf.save(model, tmp_path / "there.freeze", base=base)
+    kf.save(before, tmp_path / "back.freeze", base=model)
+    kf.save(before, tmp_path / "same.freeze", base=base)
+    names = ["there", "back", "same", "same", "there"]
+    states = [before, model, before, before, before, model]
+    for name, state in zip(names, states[1:], strict=True):
+        kf.apply_delta(base, tmp_path / f"{name}.freeze")
+        assert_same_weights(base, state)
+    for name, state in zip(names[::-1], states[-2::-1], strict=True):
+        kf.remove_delta(base, tmp_path / f"{name}.freeze")
+        assert_same_weights(base, state)
+
+
+def test_a_delta_is_removed_from_a_model_that_has_lora_since(base, tmp_path):
+    before = values_of(weights(base))
+    kf.save(adapted(base), tmp_path / "d.freeze", base=base)
+    kf.apply_delta(base, tmp_path / "d.freeze")
+    variables = weights(base)
+    base.layers[1].enable_lora(2)
+    kf.remove_delta(base, tmp_path / "d.freeze")
+    for value, variable in zip(before, variables, strict=True):
+        assert same_bits(value, value_of(variable)), variable.path
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_paths_that_no_file_can_have_are_named(path, base, tmp_path):
+    kf.save(base, tmp_path / "d.freeze", base=copy_of(base))
+    for name, call in {
+        "path": lambda: kf.apply_delta(base, path),
+        "keep_undo": lambda: kf.apply_delta(base, tmp_path / "d.freeze", keep_undo=path),
+        "folder": lambda: kf.follow(base, path),
+    }.items():
+        with pytest.raises(ValueError, match=f"Argument `{name}` must be a path that is not empty"):
+            call()
+    with pytest.raises(IsADirectoryError, match="Argument `keep_undo` must name a file"):
+        kf.apply_delta(base, tmp_path / "d.freeze", keep_undo=tmp_path)
+    with pytest.raises(ValueError, match="Argument `every` must be a positive number"):
+        kf.follow(base, tmp_path, every=10**400)

@@ -7,6 +7,7 @@ import shutil
 import time
 import uuid
 import weakref
+from pathlib import Path
 
 import format_reader
 import keras
@@ -536,6 +537,27 @@ def test_a_complete_file_is_a_delta_like_any_other(stream):
     assert digest(loaded) == stream[1][6]
     kf.apply_delta(model, stream[0] / full(6))
     assert digest(model) == stream[1][6]
+
+
+@pytest.mark.same_on_all
+def test_what_a_killed_trainer_was_writing_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    model, folder = network(), tmp_path / "stream"
+    publisher = DeltaPublisher(model, folder)
+    for _ in range(2):
+        publisher.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 2**22 + 1)  # no process has this number
+        patch.setattr(os, "replace", lambda *_: None)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        publisher.publish()
+    (left,) = folder.glob(".kf-*-update.freeze")
+    assert DeltaPublisher(network(), folder).publish() == 2
+    assert not left.exists()
+    assert sorted(os.listdir(folder)) == [
+        "000000000000-full.freeze",
+        "000000000001-update.freeze",
+        "000000000002-full.freeze",
+    ]
 
 
 @pytest.mark.same_on_all

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from keras_freeze._utils.files import replacing
-from keras_freeze._utils.validation import type_error
-from keras_freeze.storage.errors import FreezeFileError
+from keras_freeze._utils.files import remove_leftovers, replacing
+from keras_freeze.storage.errors import FreezeFileError, check_path
 
 FULL, UPDATE = "full", "update"
 
@@ -45,11 +44,11 @@ def open_folder(folder: str | os.PathLike[str]) -> Folder:
 
     Raises:
         TypeError: If it is neither a string nor a path object.
+        ValueError: If it is empty.
         ImportError: If it is a URL and fsspec, or what fsspec needs for it, is not installed.
         NotADirectoryError: If it is a file.
     """
-    if not isinstance(folder, (str, os.PathLike)):
-        raise type_error("folder", folder, "a string or a path object")
+    check_path(folder, "folder")
     path = os.fspath(folder)
     for prefix in _LOCAL:
         if isinstance(path, str):
@@ -95,6 +94,8 @@ class _LocalFolder:
 
     def write(self, name: str, content: bytes) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
+        if FULL in name:  # a trainer that starts again: the one before may have died at an update
+            remove_leftovers(self._path / name.replace(FULL, UPDATE))
         with replacing(self._path / name) as temporary:
             temporary.write_bytes(content)
 
