@@ -89,7 +89,7 @@ def weights_of(model):
     return [v for v in model.trainable_variables if is_weight(v)]
 
 
-@pytest.mark.cases(None, tensorflow=2, jax=2)
+@pytest.mark.cases(None, tensorflow=1, jax=1)
 @pytest.mark.parametrize("way", ["freeze", "first batch", "first batch, compiled by XLA"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_largest_scores_of_each_layer_are_trained(name, way):

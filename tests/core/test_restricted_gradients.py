@@ -57,7 +57,7 @@ on_every_backend = pytest.mark.cases(1)
 
 # Shrinking a failure would train for minutes.
 few_examples = settings(
-    max_examples=25 if BACKEND == "torch" else 6,
+    max_examples=25 if BACKEND == "torch" else 4,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
