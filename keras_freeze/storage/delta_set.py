@@ -100,12 +100,11 @@ class DeltaSet:
                 self.switch(active)
 
     def _read(self, path: str | os.PathLike[str]) -> _Delta:
-        variables = self._variables
         with naming(path):
             container = read_container(path)
             header = Header.from_json(container.header)
-            values = delta_values(self._model, header, container, variables)
-            return _Delta(patches_to(variables, values.bits), values.placements)
+            values = delta_values(self._model, header, container, self._variables)
+            return _Delta(patches_to(self._variables, values.bits), values.placements)
 
     def switch(self, name: str | None) -> None:
         """Apply a delta in the place of the one that is applied.
@@ -116,8 +115,8 @@ class DeltaSet:
         Raises:
             TypeError: If the name is neither a string nor None.
             ValueError: If the set has no such delta, or if values that a delta has replaced, or is
-                to replace, have changed since, or the model has others of its variables no longer.
-                The model is then unchanged.
+                to replace, have changed since, or if the model no longer has a variable that it had
+                when the set was made. The model is then unchanged.
         """
         with self.lock:
             if name is not None:

@@ -23,9 +23,11 @@ class FreezeFileError(ValueError):
 
 
 def check_path(path: object, name: str = "path") -> None:
-    """Raise TypeError for an argument that is neither a string nor a path object.
+    """Check an argument that is to be a path.
 
-    Raise ValueError for what no file can be called.
+    Raises:
+        TypeError: If it is neither a string nor a path object.
+        ValueError: If it is what no file can be called.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise type_error(name, path, "a string or a path object")

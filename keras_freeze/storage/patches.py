@@ -46,13 +46,13 @@ class Patch:
         Its places are not sorted.
         """
         if self.places is None or second.places is None:
-            before, after = np.empty(
-                (2, max(self.before.size, second.before.size)), self.before.dtype
-            )
-            before[all_or(second.places)] = second.before
-            before[all_or(self.places)] = self.before
-            after[all_or(self.places)] = self.after
-            after[all_or(second.places)] = second.after
+            size = max(self.before.size, second.before.size)
+            first_at, second_at = all_or(self.places), all_or(second.places)
+            before, after = np.empty((2, size), self.before.dtype)
+            before[second_at] = second.before
+            before[first_at] = self.before
+            after[first_at] = self.after
+            after[second_at] = second.after
             return Patch(self.index, None, before, after)
         alone, again = _shared(self.places, second.places)
         before = second.before.copy()
