@@ -82,7 +82,8 @@ class DeltaSet:
             FreezeFileError: If the file is damaged, was saved without a base, or belongs to another
                 base. The set and the model are then unchanged.
             TypeError: If an argument has a wrong type.
-            ValueError: If there is a delta of this name, or the model has changed since `switch`.
+            ValueError: If there is a delta of this name, if the model has changed since `switch`, or
+                if it no longer has a variable that it had when the set was made.
         """
         if not isinstance(name, str):
             raise type_error("name", name, "a string")
@@ -100,6 +101,7 @@ class DeltaSet:
                 self.switch(active)
 
     def _read(self, path: str | os.PathLike[str]) -> _Delta:
+        check_unchanged(self._model, self._variables, ())
         with naming(path):
             container = read_container(path)
             header = Header.from_json(container.header)

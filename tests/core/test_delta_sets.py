@@ -388,6 +388,7 @@ def test_a_model_that_has_other_variables_since_stays_as_it_is(base, files, tmp_
     before = values_of(base.variables)
     for change in (
         lambda: deltas.switch("few"),
+        lambda: deltas.add("again", tmp_path / "few.freeze"),
         lambda: kf.remove_delta(base, tmp_path / "few.freeze"),
     ):
         with pytest.raises(ValueError, match="The model no longer has the variable"):
