@@ -18,7 +18,7 @@ from keras_freeze.masks.mask import FreezeMask, mask_of_groups
 from keras_freeze.masks.structure import Structure
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.processes import check_agreement
-from keras_freeze.parameters import Parameter, classify, frozen_candidates, warn_of_unknown
+from keras_freeze.parameters import Parameter, frozen_candidates, warn_of_unknown
 
 
 def mask_of_loss(
@@ -85,7 +85,7 @@ def mask_of_recorded(
     """
     optimizer = recorded.optimizer
     _check_suits_train_step(optimizer.criterion, num_batches)
-    parameters = classify(variables, optimizer.exclude)
+    parameters = optimizer.classify(variables)
     check_agreement(optimizer, parameters)
     own = [recorded.gradients.get(id(p.variable)) for p in parameters]
     with backend.own_values(variables):

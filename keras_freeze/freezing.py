@@ -258,7 +258,7 @@ def _freeze_by_loss(
     _check_not_frozen(model, [optimizer], model.trainable_variables, mask)
     build_model(model, batches)
     variables = _variables_in_fit(model, optimizers.outer, optimizer)
-    parameters = classify(variables, optimizer.exclude)
+    parameters = optimizer.classify(variables)
     if mask is None:
         if criteria.needs_data(optimizer.criterion):
             batches = _required_batches(batches)
@@ -338,7 +338,7 @@ def _drawn(new: _NewMask) -> _NewMask:
 def _set_masks(model: keras.Model, optimizers: ModelOptimizers, masks: list[_NewMask]) -> None:
     for new in masks:
         check_not_trained_elsewhere(model)  # again: the passes over the data may have taken long
-        parameters = classify(new.variables, new.optimizer.exclude)
+        parameters = new.optimizer.classify(new.variables)
         masked = [parameters[entry.position] for entry in new.mask.entries]
         starts = starts_of(model, masked, new.optimizer.starts)
         frozen_variables.remember_model(new.optimizer, model)

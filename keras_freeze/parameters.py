@@ -74,6 +74,9 @@ class Parameter:
         path: Its path, such as `"model/fc1/kernel"`. A label: not always unique.
         kind: `WEIGHT`, `BIAS`, `NORMALIZATION` or `UNKNOWN`.
         excluded: Whether an `exclude` entry names it, so that it is always trained.
+        first_path: The path that it had when its optimizer was first built, which `exclude` and
+            patterns go by. Keras loads and clones layers such as `Bidirectional` without the name
+            of the layer in the paths of those inside.
     """
 
     position: int
@@ -81,6 +84,7 @@ class Parameter:
     path: str
     kind: str
     excluded: bool
+    first_path: str
 
     @property
     def size(self) -> int:
@@ -178,7 +182,9 @@ def normalize_exclude(exclude: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
+def classify(
+    variables: Sequence[Any], exclude: Any = (), first_paths: Sequence[str] | None = None
+) -> list[Parameter]:
     """Classify trainable variables as weights, biases, normalization or unknown.
 
     Args:
@@ -186,6 +192,8 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
         exclude: What is always trained; see `normalize_exclude`. An entry matches a variable if
             its components, as split at `"/"`, occur one after the other in the variable's path:
             `"fc2"`, `"fc2/kernel"` and `"model/fc2/kernel"` all match `"model/fc2/kernel"`.
+        first_paths: The paths that entries are matched with, if those of the variables are the same
+            but for components that are missing.
 
     Returns:
         One `Parameter` for each variable, in order.
@@ -200,19 +208,37 @@ def classify(variables: Sequence[Any], exclude: Any = ()) -> list[Parameter]:
         [('weight', True), ('bias', False)]
     """
     paths = [path_of(variable) for variable in variables]
+    if first_paths is None or not _are_same_but_shorter(paths, first_paths):
+        first_paths = paths
     matched: set[int] = set()
     for entry in normalize_exclude(exclude):
-        matches = {i for i, path in enumerate(paths) if _names(entry, path)}
+        matches = {i for i, path in enumerate(first_paths) if _names(entry, path)}
         if not matches:
             raise ValueError(
-                "Every entry of `exclude` must name a layer or a path of a trainable variable. "
-                f"The trainable variables are {shorten(paths)}. Received: exclude entry {entry!r}"
+                "Every entry of `exclude` must name a layer or a path of a trainable variable; "
+                "models that Keras has loaded or cloned may lack the names of layers around others."
+                f" The trainable variables are {shorten(paths)}. Received: exclude entry {entry!r}"
             )
         matched |= matches
     return [
-        Parameter(position, variable, path, kind_of(variable), position in matched)
-        for position, (variable, path) in enumerate(zip(variables, paths, strict=True))
+        Parameter(i, variable, path, kind_of(variable), i in matched, first_path)
+        for i, (variable, path, first_path) in enumerate(
+            zip(variables, paths, first_paths, strict=True)
+        )
     ]
+
+
+def _are_same_but_shorter(paths: Sequence[str], first_paths: Sequence[str]) -> bool:
+    """Return whether paths are others of which components may be missing."""
+    return len(paths) == len(first_paths) and all(
+        _is_subsequence(path.split("/"), first.split("/"))
+        for path, first in zip(paths, first_paths, strict=True)
+    )
+
+
+def _is_subsequence(shorter: Sequence[str], longer: Sequence[str]) -> bool:
+    left = iter(longer)
+    return all(component in left for component in shorter)
 
 
 def exclude_without_name(entry: str, name: str, paths: Sequence[str]) -> str:

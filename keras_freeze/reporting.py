@@ -222,8 +222,8 @@ def report(model: Any) -> Report:
     optimizer = optimizers.outer
     state = [] if optimizer is None else optimizer.variables
     check_not_quantized(model)
-    exclude = _exclude_of(optimizer) if mask is None else ()
-    rows = tuple(_row(p, mask) for p in classify(model.trainable_variables, exclude))
+    parameters = _classified(model, optimizer if mask is None else None)
+    rows = tuple(_row(p, mask) for p in parameters)
     widths = [_itemsize(variable) for variable in model.trainable_variables]
     is_compact = all(one.compact_update is not None for one in optimizers.all)
     return Report(
@@ -266,10 +266,10 @@ def _row(parameter: Parameter, mask: FreezeMask | None) -> Row:
     return Row(parameter.path, parameter.kind, shape, parameter.size, num_trained, is_weight)
 
 
-def _exclude_of(optimizer: Any) -> Any:
-    while optimizer is not None and not hasattr(optimizer, "exclude"):
+def _classified(model: keras.Model, optimizer: Any) -> list[Parameter]:
+    while optimizer is not None and not hasattr(optimizer, "classify"):
         optimizer = getattr(optimizer, "inner_optimizer", None)
-    return () if optimizer is None else optimizer.exclude
+    return (classify if optimizer is None else optimizer.classify)(model.trainable_variables)
 
 
 def _itemsize(variable: Any) -> int:

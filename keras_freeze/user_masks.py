@@ -11,7 +11,7 @@ from keras_freeze import backend
 from keras_freeze._utils.validation import type_error
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
-from keras_freeze.parameters import WEIGHT, Parameter, classify, shorten
+from keras_freeze.parameters import WEIGHT, Parameter, shorten
 
 MaskLike = FreezeMask | Mapping[str, Any] | Callable[[Any], Any]
 
@@ -73,7 +73,7 @@ def _part_for(mask: FreezeMask, optimizer: FreezeOptimizer) -> FreezeMask:
         if entry is not None:
             entries.append(replace(entry, position=position))
     part = FreezeMask(entries, [variables[entry.position] for entry in entries])
-    return mask_from(part, classify(variables, optimizer.exclude))
+    return mask_from(part, optimizer.classify(variables))
 
 
 def _arrays_by_position(mask: Any, parameters: list[Parameter]) -> dict[int, tuple[str, Any]]:

@@ -23,8 +23,8 @@ class MaskSchedule(keras.callbacks.Callback):
     """Base class of callbacks that change the mask after training steps `begin` + n `frequency`.
 
     A step is one batch. The optimizer counts them, also where it accumulates gradients of several,
-    so that training that is resumed goes on with the schedule. What has to be known for the next
-    change is in the optimizer's state.
+    so that training that is resumed goes on with the schedule; batches that a LossScaleOptimizer
+    skips do not count. What has to be known for the next change is in the optimizer's state.
 
     Args:
         begin, end: the first and the last step after which the mask changes; an `end` of None is
@@ -83,11 +83,20 @@ class MaskSchedule(keras.callbacks.Callback):
         if self._snapshot is not None:
             backend.synchronize_variables(self.model)
             self._look_at_starts(self._optimizer)
-        self._change_if_due(self._optimizer, self._first + batch + 1)
+        if self._due(self._first + batch + 1) is not None:
+            backend.synchronize_variables(self.model)
+            step = num_batches(self._optimizer)  # fewer where batches have been skipped
+            self._first = step - batch - 1
+            self._change_if_due(self._optimizer, step)
+
+    def _due(self, step: int) -> int | None:
+        """Return the step after which a change is due; None if there is none until this one."""
+        due = self.last_due(step)
+        return None if due is None or due <= self._last else due
 
     def _change_if_due(self, optimizer: FreezeOptimizer, step: int) -> None:
-        due = self.last_due(step)
-        if due is None or due <= self._last:
+        due = self._due(step)
+        if due is None:
             return
         model = self.model  # on JAX this writes to its variables, as in `on_epoch_begin`
         mask = optimizer.mask

@@ -188,16 +188,32 @@ def names_for_config(
         exclude, distribution: the settings.
         parameters: what the optimizer was built with; none if it is not built.
     """
-    paths = [p.path for p in parameters]
+    paths = [p.first_path for p in parameters]
     name = model_name(paths)
     excluded = [exclude_without_name(entry, name, paths) for entry in exclude]
     if isinstance(distribution, str):
         return excluded, distribution
-    weights = [p.path for p in parameters if p.is_frozen_candidate]
+    weights = [p.first_path for p in parameters if p.is_frozen_candidate]
     # Pairs keep their order wherever the configuration is stored.
     return excluded, [
         [pattern_without_name(pattern, name, weights), rate] for pattern, rate in distribution
     ]
+
+
+def paths_for_config(
+    exclude: Sequence[str], distribution: Distribution, parameters: Sequence[Parameter]
+) -> list[str] | None:
+    """Return the paths that `exclude` and patterns go by; None if loading does not change them.
+
+    It may where a layer is in another one; see `Parameter.first_path`.
+
+    Args:
+        exclude, distribution, parameters: as for `names_for_config`.
+    """
+    paths = [p.first_path for p in parameters]
+    num_outer = 2 if model_name(paths) else 1  # of a layer's own variables
+    is_by_name = bool(exclude) or not isinstance(distribution, str)
+    return paths if is_by_name and any(path.count("/") > num_outer for path in paths) else None
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {

@@ -22,6 +22,7 @@ from keras_freeze.optimizer.arguments import (
     check_grid,
     check_inner_optimizer,
     names_for_config,
+    paths_for_config,
     warn_of_adafactor,
     warn_of_constraints,
 )
@@ -217,8 +218,8 @@ class FreezeOptimizer(MaskedOptimizer):
             distribution,
             rate(self.freeze_rate if freeze_rate is None else freeze_rate),
             [tuple(p.variable.shape) for p in candidates],
-            [p.path for p in candidates],
-            [p.path for p in parameters if p.is_frozen_candidate],
+            [p.first_path for p in candidates],
+            [p.first_path for p in parameters if p.is_frozen_candidate],
             must_match,
         )
 
@@ -402,6 +403,9 @@ class FreezeOptimizer(MaskedOptimizer):
             config["structure"] = self.structure.to_json()
         if counts is not None:
             config["trained_counts"] = list(counts)
+        paths = paths_for_config(self.exclude, self.distribution, self.parameters)
+        if paths is not None:
+            config["paths"] = paths
         return config
 
     @classmethod
@@ -415,10 +419,12 @@ class FreezeOptimizer(MaskedOptimizer):
                 arguments[key] = keras.saving.deserialize_keras_object(
                     arguments[key], custom_objects=custom_objects
                 )
-        counts = arguments.pop("trained_counts", None)
+        counts, paths = arguments.pop("trained_counts", None), arguments.pop("paths", None)
         optimizer = cls(**arguments)
         optimizer.plan = BuildPlan(
-            trained_counts=None if counts is None else tuple(counts), is_from_config=True
+            trained_counts=None if counts is None else tuple(counts),
+            is_from_config=True,
+            paths=None if paths is None else tuple(paths),
         )
         return optimizer
 

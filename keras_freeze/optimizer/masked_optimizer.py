@@ -167,9 +167,13 @@ class MaskedOptimizer(DelegatingOptimizer):
         self.plan = replace(self.plan, state=state, trained_counts=None)
         self.build(list(variables))
 
+    def classify(self, variables: Sequence[Any]) -> list[Parameter]:
+        """Return what variables are to this optimizer; see `keras_freeze.parameters.classify`."""
+        return classify(variables, self.exclude, self.plan.paths)
+
     def _checked(self, variables: Sequence[Variable]) -> list[Parameter]:
         backend.check_strategy(variables, list(walk(self)))
-        parameters = classify(variables, self.exclude)
+        parameters = self.classify(variables)
         check_precision(parameters, self.frozen_weights)
         return parameters
 
@@ -321,7 +325,7 @@ class MaskedOptimizer(DelegatingOptimizer):
     def remember_starts(self, model: keras.Model) -> None:
         """Set `starts` from the initializers of a model's layers."""
         if self.mask is not None:
-            parameters = self.parameters or classify(model.trainable_variables, self.exclude)
+            parameters = self.parameters or self.classify(model.trainable_variables)
             self.set_starts(starts_of(model, [parameters[e.position] for e in self.mask.entries]))
 
     @property

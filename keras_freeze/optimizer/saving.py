@@ -24,7 +24,7 @@ from keras_freeze.optimizer.state_format import (
     to_bytes,
     write_state,
 )
-from keras_freeze.parameters import classify, shorten
+from keras_freeze.parameters import shorten
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
@@ -149,7 +149,7 @@ def _register_masks(optimizer: "MaskedOptimizer", state: State) -> None:
     models = [model for model in models_in_use() if _trains_all_of(optimizer, model)]
     if state.mask is None or not models or not models[0].trainable_variables:
         return
-    parameters = classify(models[0].trainable_variables, optimizer.exclude)
+    parameters = optimizer.classify(models[0].trainable_variables)
     masks = [
         frozen_variables.VariableMask(
             parameters[entry.position].variable,

@@ -67,6 +67,8 @@ class BuildPlan:
         is_from_config: whether the optimizer was made from a configuration.
         inherits: whether `state` is that of another FreezeOptimizer, which has decided it.
         first_rate: the freezing rate at which the first batch decides; None for the optimizer's.
+        paths: from a configuration, the paths that the variables had when the optimizer was first
+            built; see `Parameter.first_path`.
     """
 
     state: State | None = None
@@ -74,6 +76,7 @@ class BuildPlan:
     is_from_config: bool = False
     inherits: bool = False
     first_rate: float | None = None
+    paths: tuple[str, ...] | None = None
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:

@@ -82,8 +82,8 @@ class DeltaSet:
             FreezeFileError: If the file is damaged, was saved without a base, or belongs to another
                 base. The set and the model are then unchanged.
             TypeError: If an argument has a wrong type.
-            ValueError: If there is a delta of this name, if the model has changed since `switch`, or
-                if it no longer has a variable that it had when the set was made.
+            ValueError: If there is a delta of this name, if the model has changed since `switch`,
+                or if it no longer has a variable that it had when the set was made.
         """
         if not isinstance(name, str):
             raise type_error("name", name, "a string")
