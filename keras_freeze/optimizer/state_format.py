@@ -41,7 +41,11 @@ def write_state(store: Any, state: State, parameters: Sequence[Parameter], inner
         "num_rescued": 0 if state.mask is None else state.mask.num_rescued,
         "entries": [[e.position, e.path, list(e.trained.shape), e.is_weight] for e in entries],
         "variables": [[p.path, list(p.variable.shape)] for p in parameters],
-        "inner": {"classes": _classes(inner), "variables": _names(inner)},
+        "inner": {
+            "classes": _classes(inner),
+            "variables": _names(inner),
+            "built": inner.built,  # not after `load_weights` into a new model
+        },
     }
     if state.settings is not None:
         header["settings"] = state.settings.to_json()
@@ -184,7 +188,11 @@ def check_origin(
         if is_loaded or len(described["variables"]) == len(inner.variables):
             raise _other_optimizer(described, inner)
     # With other settings it has other kinds of variables. How many follows from the mask.
-    elif inner.built and _kinds(described["variables"]) != _kinds(_names(inner)):
+    elif (
+        inner.built
+        and described.get("built", True)
+        and _kinds(described["variables"]) != _kinds(_names(inner))
+    ):
         raise _other_optimizer(described, inner)
 
 

@@ -1,5 +1,6 @@
 """Training that is killed, saved, loaded and carried on, here and on another backend."""
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -381,6 +382,16 @@ def test_mask_that_waits_for_the_optimizer_is_saved_again(tmp_path, saved, way):
     last.load_weights(tmp_path / "m.weights.h5")
     fit(last)
     assert kf.get_mask(last) == saved[way].mask
+
+
+@each_way
+def test_a_model_whose_mask_waits_for_the_optimizer_is_copied_and_saved(tmp_path, saved, way):
+    between = unbuilt()
+    between.load_weights(saved[way].path("m.weights.h5"))
+    between.save(tmp_path / "m.keras")
+    for last in (keras.models.load_model(tmp_path / "m.keras"), copy.deepcopy(between)):
+        fit(last)
+        assert kf.get_mask(last) == saved[way].mask
 
 
 def test_file_without_a_mask_where_it_is_looked_for_is_a_warning(saved):

@@ -11,7 +11,7 @@ X, Y = blobs(num=32)
 
 
 def recording(kind, changes, **arguments):
-    """A callback of a kind that notes the steps after which it changes, and the optimizer's count."""
+    """A callback that notes after which steps it changes, and what the optimizer counts then."""
 
     class Recording(kind):
         def change(self, model, optimizer, mask, step):
