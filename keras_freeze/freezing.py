@@ -81,7 +81,9 @@ def freeze(
         steps: how many batches of a dataset to use; their gradients are summed, for "fisher" their
             squares. Defaults to 1.
         batch_size: splits arrays into pieces of this size to save memory; the gradient is still
-            that of one batch (but each piece has its own statistics in BatchNormalization).
+            that of one batch where the loss is a mean over examples (but each piece has its own
+            statistics in BatchNormalization). Pieces weigh by their numbers of examples, also where
+            some have more masked steps than others, or with the loss's `reduction="sum"`.
         mask: a mask to use instead, where True is trained: a FreezeMask; a mapping from the paths
             of variables, biases too, or the names of layers with one weight, to boolean arrays; or
             a function that is called with each weight variable, and each variable of a name that

@@ -25,11 +25,13 @@ from keras_freeze.gradients.train_step import has_own_train_step
 from keras_freeze.masks.changing import has_diverged, join_at_random, join_largest, leave
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.ranked import random_scores
+from keras_freeze.masks.structure import Units
 from keras_freeze.model_state import ModelOptimizers
 from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import may_choose_gradients
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.optimizer.trained_starts import weights_in
+from keras_freeze.parameters import shorten
 from keras_freeze.restricted.layers import restore_gradients, restrict_gradients
 
 # Keeps random scores of different steps apart; an odd number with as many ones as zeros.
@@ -71,8 +73,9 @@ class RegrowTrained(MaskSchedule):
 
     Raises:
         TypeError, ValueError: for arguments out of range; for a criterion that needs data without
-            `x`; in `fit`, for a model without a FreezeOptimizer, with `frozen_weights="decay"`, or
-            whose weights before training are not known.
+            `x`; in `fit`, for a model without a FreezeOptimizer, with `frozen_weights="decay"`,
+            whose weights before training are not known, or with a mask that does not consist of the
+            units of the optimizer's `structure`.
 
     Example:
 
@@ -115,6 +118,7 @@ class RegrowTrained(MaskSchedule):
         self._data = None if x is None else _checked(x, y, sample_weight, steps, batch_size)
 
     def prepare(self, model: keras.Model, optimizer: FreezeOptimizer) -> None:
+        _check_units(optimizer)
         if not backend.TRACES_MASKS or self._is_over(optimizer):
             return
         # There, restricted gradients are compiled for one mask.
@@ -186,6 +190,24 @@ class RegrowTrained(MaskSchedule):
         if self._batch_size is not None:
             data = _piece(data, self._batch_size, step // self._frequency)
         return Batches(*preprocessed(model, *data), self._steps, None)
+
+
+def _check_units(optimizer: FreezeOptimizer) -> None:
+    """Raise a ValueError for a mask with parts of units, for which whole ones would join it."""
+    mask, structure = optimizer.mask, optimizer.structure
+    if mask is None or structure is None or structure.pattern is not None:
+        return
+    parts = [
+        entry.path
+        for entry in weights_in(mask)
+        if not Units(structure, entry.trained.shape).are_whole(entry.trained)
+    ]
+    if parts:
+        raise ValueError(
+            f"With structure={structure.units!r}, RegrowTrained needs a mask of whole columns, "
+            "rows or blocks, as `keras_freeze.freeze` chooses it. "
+            f"Received: a mask with parts of them in {shorten(parts)}"
+        )
 
 
 def _seed(optimizer: FreezeOptimizer, step: int) -> int:

@@ -1,5 +1,6 @@
 """How much each weight matters: the criteria that decide which weights are trained."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +107,10 @@ def needs_data(criterion: Any) -> bool:
 
 
 def in_words(criterion: str | Criterion) -> str:
-    """Return a criterion's name with its settings; for a function its module and name."""
+    """Return a criterion's name with its settings, of objects as far as their `repr` has them.
+
+    A function has its module and name alone.
+    """
     grasp, iterative = as_grasp(criterion), as_iterative(criterion)
     if grasp is not None:
         return repr(grasp)
@@ -116,8 +120,16 @@ def in_words(criterion: str | Criterion) -> str:
         return repr(iterative) if is_own else f"{module}.{iterative!r}"
     if isinstance(criterion, str):
         return criterion
-    name = getattr(criterion, "__qualname__", type(criterion).__qualname__)
-    return f"{criterion.__module__}.{name}"
+    if isinstance(criterion, functools.partial):
+        settings = [
+            *map(repr, criterion.args),
+            *(f"{k}={v!r}" for k, v in criterion.keywords.items()),
+        ]
+        return f"{in_words(criterion.func)}({', '.join(settings)})"
+    kind = type(criterion)
+    if hasattr(criterion, "__qualname__") or kind.__repr__ is object.__repr__:
+        return f"{criterion.__module__}.{getattr(criterion, '__qualname__', kind.__qualname__)}"
+    return f"{criterion.__module__}.{criterion!r}"
 
 
 def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -> Any:

@@ -35,8 +35,8 @@ _ACCEPTED = (
 class Structure:
     """What is trained or frozen together, and how that is scored.
 
-    The last axis of a weight has its columns (the outputs of a layer), the one before it its rows
-    (the inputs); all axes before them, such as the positions of a convolution, belong to every
+    The last axis of a weight has its columns (the outputs of most layers), the one before it its
+    rows (the inputs); all axes before them, such as the positions of a convolution, belong to every
     row and column. A weight of one axis is one row of columns.
 
     Args:
@@ -318,6 +318,11 @@ class Units:
     def sizes(self, mask: np.ndarray) -> np.ndarray:
         """Return how many entries of each unit are in a mask."""
         return self._tiling.split(mask, np, fill=False).sum(axis=1, dtype=np.int64)
+
+    def are_whole(self, mask: np.ndarray) -> bool:
+        """Return whether a mask has all entries of a unit or none."""
+        sizes = self.sizes(mask)
+        return bool(((sizes == 0) | (sizes == self.sizes(np.ones_like(mask)))).all())
 
     def sums(self, array: np.ndarray) -> np.ndarray:
         """Return the sums of an array of the variable's shape over each unit, in its dtype."""

@@ -335,13 +335,11 @@ class MaskedOptimizer(DelegatingOptimizer):
         if update is None:
             return replace(self.plan.state or State(None, compact=False), starts=self.starts)
         scale = None if update.decay_scale is None else backend.to_numpy(update.decay_scale)
-        is_compact = isinstance(update, CompactUpdate)
-        by_first_batch = update.by_first_batch
         return State(
             mask=update.mask,
-            compact=is_compact,
+            compact=isinstance(update, CompactUpdate),
             decay_scale=scale,
-            by_first_batch=by_first_batch,
+            by_first_batch=update.by_first_batch,
             starts=self.starts,
             settings=self.settings,
             grid=update.grid_state(),

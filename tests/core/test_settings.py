@@ -1,5 +1,8 @@
 """Settings of a FreezeOptimizer that are changed, rates given to `freeze`, and unfreezing."""
 
+import dataclasses
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -63,6 +66,30 @@ def test_a_wrong_setting_is_refused_when_it_is_set(name, value, error):
     optimizer = kf.FreezeOptimizer("sgd")
     with pytest.raises(error, match=name):
         setattr(optimizer, name, value)
+
+
+def scaled(weights, gradients, factor):
+    return factor * keras.ops.abs(weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    factor: float
+
+    def __call__(self, weights, gradients):
+        return scaled(weights, gradients, self.factor)
+
+
+@pytest.mark.parametrize("make", [lambda factor: functools.partial(scaled, factor=factor), Scaled])
+def test_criteria_with_other_settings_are_others(make):
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer("sgd", 0.75, criterion=make(1.0)))
+    mask = kf.freeze(model, X, Y)
+    compiled(model, kf.FreezeOptimizer("sgd", 0.75, criterion=make(1.0)))
+    fit(model, X, Y)
+    assert kf.get_mask(model) == mask
+    compiled(model, kf.FreezeOptimizer("sgd", 0.75, criterion=make(-1.0)))
+    with pytest.raises(ValueError, match=r"already frozen with .*factor=1\.0"):
+        fit(model, X, Y)
 
 
 def test_freeze_takes_another_rate():

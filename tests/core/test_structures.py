@@ -263,6 +263,17 @@ def test_a_mask_of_the_user_may_have_any_form():
     np.testing.assert_array_equal(mask["fc1/kernel"], own)
 
 
+@pytest.mark.parametrize("structure", ["column", "row", (3, 4)])
+def test_a_mask_with_parts_of_units_does_not_move(structure):
+    """As many units would join as leave, and whole ones have more weights."""
+    model = compiled(network(), freezer(structure))
+    mask = kf.freeze(model, mask={"fc1/kernel": np.eye(20, 8, dtype=bool)})
+    regrow = kf.callbacks.RegrowTrained(0.5, frequency=1, criterion="random")
+    with pytest.raises(ValueError, match="a mask with parts of them in 'conv_net/fc1/kernel'"):
+        fit(model, X, Y, callbacks=[regrow])
+    assert kf.get_mask(model) == mask
+
+
 # Settings
 
 
