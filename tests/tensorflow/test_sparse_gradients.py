@@ -28,7 +28,6 @@ from restricted import (
     restricted_layers,
     restrictions,
     small_mlp,
-    spy_on_blocks,
 )
 from tape_gradients import differentiate, numpy_of
 
@@ -38,12 +37,6 @@ pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
 
 # Shrinking a failure would train for minutes.
 few_examples = settings(max_examples=25, derandomize=True, phases=[Phase.explicit, Phase.generate])
-
-
-@pytest.fixture(autouse=True)
-def restricted_products(monkeypatch):
-    """The blocks of which a gradient was computed, or traced, in a test."""
-    return spy_on_blocks(monkeypatch)
 
 
 def assert_gradients_are_the_ordinary_ones(model, x, tolerance=1e-5, traced=False, compact=True):

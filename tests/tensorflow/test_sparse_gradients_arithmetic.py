@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import gradients_by_autodiff, value_of, values_of
-from restricted import every_layer, frozen, points, small_mlp, spy_on_blocks
+from restricted import every_layer, frozen, points, small_mlp
 from tape_gradients import gradients_of_mse
 
 import keras_freeze as kf
 from keras_freeze import backend
 
 pytestmark = [pytest.mark.cases(1), pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def restricted_products(monkeypatch):
-    """The blocks of which a gradient was computed, or traced, in a test."""
-    return spy_on_blocks(monkeypatch)
 
 
 @pytest.mark.parametrize("traced", [False, True])
