@@ -204,8 +204,6 @@ def test_rate_of_a_step_is_a_decimal_number():
     assert [FORCE(2).rate(0.99, 1), SynFlow(4).rate(0.9999, 2)] == [0.9, 0.99]
 
 
-# What SynFlow scores
-
 FINGERPRINTS = {
     "IterativeSNIP(steps=5)": "b70f5b197b6ea3ad",
     "FORCE(steps=5)": "8fd9b10c90e176ff",
