@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import blobs, crossentropy, is_weight, same_bits, sgd, value_of, values_of
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers as kl
 from restricted import (
@@ -27,6 +27,7 @@ from restricted import (
     depthwise_convolutions,
     einsum_dense_layers,
     every_layer,
+    few_examples,
     freeze_optimizer,
     frozen,
     images,
@@ -55,12 +56,6 @@ BACKEND = keras.backend.backend()
 pytestmark = [pytest.mark.cases(1, jax=0), pytest.mark.slow_on("tensorflow")]
 on_every_backend = pytest.mark.cases(1)
 
-# Shrinking a failure would train for minutes.
-few_examples = settings(
-    max_examples=25 if BACKEND == "torch" else 4,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-)
 OPTIMIZERS = {
     "clipnorm": ({"clipnorm": 0.1}, {}),
     "global_clipnorm": ({"global_clipnorm": 0.1}, {}),
