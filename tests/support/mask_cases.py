@@ -6,7 +6,7 @@ from keras_freeze.masks.mask import FreezeMask, MaskEntry
 
 
 def mask_of_two_weights():
-    """Two weights with a path that ends alike, and a bias that is trained whole."""
+    """Two weights whose paths end alike, and a bias that is trained whole."""
     generator = np.random.default_rng(1)
     return FreezeMask(
         [
