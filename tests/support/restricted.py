@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import blobs, is_weight, same_bits, sgd, values_of
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from keras import layers as kl
 
@@ -299,3 +300,10 @@ restrictions = {
     "kind": st.sampled_from(list(MASKS)),
     "way": st.sampled_from(WAYS),
 }
+
+# Shrinking a failure would train for minutes.
+few_examples = settings(
+    max_examples=25 if keras.backend.backend() == "torch" else 4,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)

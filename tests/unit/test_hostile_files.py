@@ -1,23 +1,28 @@
-"""Files that name what they may not, or take more than they announce: refused before Keras acts."""
+"""Files that name what they may not, or hold what they should not: refused before Keras acts."""
 
 import copy
-import functools
 import inspect
 import pkgutil
-import zlib
 
 import keras
-import numpy as np
 import pytest
-from file_layout import sealed
 from helpers import blobs, compiled, same_bits, sgd, value_of, values_of
-from keras import layers, ops
-from keras.src.backend.common.variables import Variable
-from keras.src.saving import serialization_lib
+from hostile_cases import (
+    changed,
+    content_of,
+    described,
+    layer_named,
+    network,
+    node_of,
+    sequential,
+    spy_on_lookups,
+    write,
+    write_small,
+)
+from keras import layers
 
 import keras_freeze as kf
 from keras_freeze.storage import loading, restoring
-from keras_freeze.storage.checks import memory as budget
 from keras_freeze.storage.container import read_container, write_container
 
 pytestmark = [
@@ -26,61 +31,14 @@ pytestmark = [
 ]
 
 
-def network():
-    """Layers, operations and objects of each kind that a configuration has a place for."""
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((6,), name="inputs")
-    x = layers.Dense(
-        8,
-        activation="tanh",
-        kernel_initializer=keras.initializers.GlorotUniform(seed=1),
-        bias_initializer=keras.initializers.Constant(0.5),
-        kernel_regularizer=keras.regularizers.L2(0.1),
-        kernel_constraint=keras.constraints.MaxNorm(),
-        name="body",
-    )(inputs)
-    x = layers.Dropout(0.1, name="dropout")(ops.add(x, 1.0))
-    return keras.Model(inputs, layers.Dense(3, name="head")(x))
-
-
-def trained(model):
-    optimizer = kf.FreezeOptimizer(
-        keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9), 0.75
-    )
-    compiled(model, optimizer, metrics=[keras.metrics.SparseCategoricalAccuracy()])
-    kf.freeze(model, *blobs())
-    model.fit(*blobs(), verbose=0)
-    return model
-
-
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
-    path = tmp_path_factory.mktemp("whole") / "model.freeze"
-    kf.save(trained(network()), path, include_optimizer=True)
-    return read_container(path)
+    return content_of(tmp_path_factory.mktemp("whole") / "model.freeze")
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "model.freeze"
-
-
-def write(path, content, header):
-    write_container(path, header, content.mask, content.exponents, content.mantissas)
-
-
-def changed(header, place, value):
-    """A copy of a header with a value at a place."""
-    header = copy.deepcopy(header)
-    target = functools.reduce(lambda inner, key: inner[key], place[:-1], header)
-    target[place[-1]] = value
-    return header
-
-
-def layer_named(header, name):
-    listed = header["model"]["config"]["layers"]
-    (index,) = (i for i, layer in enumerate(listed) if layer["config"].get("name") == name)
-    return ("model", "config", "layers", index)
 
 
 def addition(header):
@@ -205,15 +163,7 @@ def test_keras_exports_what_is_tried_here():
 @pytest.fixture
 def resolved(monkeypatch):
     """What Keras has looked up for a configuration, in a list."""
-    found = []
-    retrieve = serialization_lib._retrieve_class_or_fn
-
-    def spy(*arguments, **keywords):
-        found.append(retrieve(*arguments, **keywords))
-        return found[-1]
-
-    monkeypatch.setattr(serialization_lib, "_retrieve_class_or_fn", spy)
-    return found
+    return spy_on_lookups(monkeypatch)
 
 
 @pytest.mark.parametrize("every", [80, pytest.param(1, marks=pytest.mark.exhaustive)])
@@ -240,12 +190,6 @@ def test_nothing_that_keras_exports_is_used_where_it_is_not_expected(
             num_refused += 1
     assert num_refused > len(names)
     assert not resolved
-
-
-def node_of(header, name):
-    return functools.reduce(lambda inner, key: inner[key], layer_named(header, name), header)[
-        "inbound_nodes"
-    ]
 
 
 NEVER = {
@@ -362,17 +306,6 @@ def test_two_classes_under_one_number_are_refused(content, path):
         kf.load(path)
 
 
-def described(kind, /, **config):
-    """A layer of Keras as a configuration has it."""
-    module = "keras" if kind == "Sequential" else "keras.layers"
-    return {"module": module, "class_name": kind, "config": config, "registered_name": None}
-
-
-def sequential(*listed, shape=(4,), dtype="float32"):
-    first = described("InputLayer", batch_shape=[None, *shape], dtype=dtype, name="input")
-    return described("Sequential", name="model", layers=[first, *listed])
-
-
 @pytest.mark.parametrize("name", ["TextVectorization", "StringLookup", "IntegerLookup"])
 def test_files_of_words_are_not_opened(name, path, tmp_path):
     words = tmp_path / "words.txt"
@@ -382,187 +315,6 @@ def test_files_of_words_are_not_opened(name, path, tmp_path):
     write_small(path, sequential(layer, shape=(1,), dtype=dtype))
     with pytest.raises(kf.FreezeFileError, match=r"a file.*vocabulary"):
         kf.load(path)
-
-
-# Sizes.
-
-
-def write_small(path, model, variables=()):
-    """A file of a few hundred bytes that announces variables of zeros."""
-    records = []
-    for name, shape in variables:
-        record = {"path": name, "shape": list(shape), "source": ["constant", 0]}
-        records.append({**record, "crc32": zlib.crc32(bytes(4 * int(np.prod(shape))))})
-    write_container(path, {"versions": {}, "model": model, "variables": records}, b"", b"", b"")
-
-
-@pytest.fixture
-def largest(monkeypatch):
-    """The sizes of the variables that get a value, in a list."""
-    sizes = []
-    for kind in {Variable, keras.Variable}:
-        if "_initialize_with_initializer" in vars(kind):
-            original = vars(kind)["_initialize_with_initializer"]
-
-            def spy(variable, initializer, original=original):
-                sizes.append(int(np.prod(variable._shape)))
-                return original(variable, initializer)
-
-            monkeypatch.setattr(kind, "_initialize_with_initializer", spy)
-    return sizes
-
-
-LARGE = {
-    "Dense": sequential(described("Dense", units=20_000), shape=(20_000,)),
-    "by its build": described(
-        "Sequential",
-        name="model",
-        layers=[
-            {
-                **described("Dense", units=20_000),
-                "build_config": {"input_shape": [None, 20_000]},
-            }
-        ],
-    ),
-    "Embedding": sequential(described("Embedding", input_dim=10**8, output_dim=10)),
-    "LSTM": sequential(described("LSTM", units=10_000), shape=(3, 2)),
-    "Bidirectional": sequential(
-        described("Bidirectional", layer=described("GRU", units=9_000)), shape=(3, 2)
-    ),
-    "Conv2D": sequential(described("Conv2D", filters=9_000, kernel_size=99), shape=(99, 99, 9)),
-    "BatchNormalization": sequential(described("BatchNormalization"), shape=(10**9,)),
-    "MultiHeadAttention": sequential(
-        described(
-            "TimeDistributed", layer=described("Dense", units=10**6, kernel_initializer="ones")
-        ),
-        shape=(3, 10**4),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", LARGE)
-def test_layers_larger_than_announced_get_no_memory(kind, path, largest):
-    write_small(path, LARGE[kind], [("model/dense/kernel", (2, 2))])
-    assert path.stat().st_size < 1_000
-    with pytest.raises(kf.FreezeFileError, match=r"too large for the memory|takes more than"):
-        kf.load(path, max_bytes=1 << 34)
-    assert max(largest, default=0) < 1 << 20
-
-
-def test_variables_that_are_announced_are_within_a_budget(path, largest):
-    announced = [("model/dense/kernel", (4, 10**6)), ("model/dense/bias", (10**6,))]
-    write_small(path, sequential(described("Dense", units=10**6)), announced)
-    with pytest.raises(kf.FreezeFileError, match=r"25,000,000 bytes.*1,000,000.*max_bytes"):
-        kf.load(path, max_bytes=1_000_000)
-    assert not largest
-    assert len(kf.load(path, max_bytes=1 << 30).variables) == 2
-
-
-def test_without_a_budget_a_quarter_of_the_free_memory_is_meant(path, monkeypatch):
-    announced = [("model/dense/kernel", (4, 1000)), ("model/dense/bias", (1000,))]
-    write_small(path, sequential(described("Dense", units=1000)), announced)
-    monkeypatch.setattr(budget, "free_memory", lambda: 4 * 25_000 - 4)
-    for read in (kf.load, kf.storage.inspect, kf.FreezeMask.load):
-        with pytest.raises(kf.FreezeFileError, match="25,000 bytes"):
-            read(path)
-    monkeypatch.setattr(budget, "free_memory", lambda: 4 * 10**8)
-    kf.load(path)
-
-
-def test_free_memory_is_found():
-    assert 1 << 20 < budget.free_memory() < 1 << 50
-
-
-@pytest.mark.parametrize("lines", ["MemTotal: 5 kB", "", "MemAvailable: x kB"])
-def test_free_memory_is_found_elsewhere_too(lines, monkeypatch, tmp_path):
-    memory = tmp_path / "meminfo"
-    memory.write_text(lines)
-    monkeypatch.setattr(budget, "_MEMORY", memory)
-    monkeypatch.setattr(budget, "_CONTROL_GROUP", tmp_path)
-    assert budget.free_memory() == budget._UNKNOWN_MEMORY
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("300\n")
-    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 50\n")
-    assert budget.free_memory() == 750
-    memory.unlink()
-    assert budget.free_memory() == 750
-
-
-@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_a_budget_is_a_number_of_bytes(value, error, path):
-    with pytest.raises(error, match=rf"max_bytes={value}"):
-        kf.load(path, max_bytes=value)
-
-
-def assert_refused_unseen(path, match, resolved):
-    """It is refused before Keras has made anything of it."""
-    with pytest.raises(kf.FreezeFileError, match=match):
-        kf.load(path)
-    assert not resolved
-
-
-def test_very_many_layers_are_refused(path, resolved):
-    many = [described("Identity", name=f"layer_{i}") for i in range(20_000)]
-    write_small(path, sequential(*many))
-    assert path.stat().st_size < 200_000
-    assert_refused_unseen(path, "more than 5,000 layers", resolved)
-
-
-METRICS_WITH_LISTS = {
-    "AUC": {"num_thresholds": 2_000_000},
-    "PrecisionAtRecall": {"recall": 0.5, "num_thresholds": 2_000_000},
-    "MeanIoU": {"num_classes": 2_000_000},
-}
-
-
-@pytest.mark.parametrize("count", [1, 200])
-@pytest.mark.parametrize("kind", METRICS_WITH_LISTS)
-def test_metrics_with_very_long_lists_are_refused(kind, count, content, path, resolved):
-    config = {
-        key: max(1, value // count) if key.startswith("num_") else value
-        for key, value in METRICS_WITH_LISTS[kind].items()
-    }
-    metric = {
-        "module": "keras.metrics",
-        "class_name": kind,
-        "config": config,
-        "registered_name": None,
-    }
-    place = ("model", "compile_config", "metrics")
-    write(path, content, changed(content.header, place, [metric] * count))
-    assert_refused_unseen(path, "thresholds and classes", resolved)
-
-
-def test_very_many_calls_are_refused(content, path, resolved):
-    (node,) = node_of(content.header, "dropout")
-    place = (*layer_named(content.header, "dropout"), "inbound_nodes")
-    write(path, content, changed(content.header, place, [node] * 30_000))
-    assert_refused_unseen(path, "more than 20,000 calls", resolved)
-
-
-def test_text_of_which_python_makes_far_more_is_refused(path, resolved):
-    path.write_bytes(sealed(b'{"model":[' + b"[]," * 5_000_000 + b"0]}"))
-    assert path.stat().st_size < 20_000
-    assert_refused_unseen(path, "lists and objects", resolved)
-
-
-@pytest.mark.parametrize("depth", [300, 5_000])
-@pytest.mark.parametrize("opening", [b'{"a":', b"["])
-def test_deep_configurations_are_refused(opening, depth, path, resolved):
-    closing = {b"{": b"}", b"[": b"]"}[opening[:1]]
-    inner = opening * depth + b"0" + closing * depth
-    config = b'{"name":"x","layers":' + inner + b"}"
-    rest = b'"module":"keras","class_name":"Sequential","registered_name":null,"config":' + config
-    path.write_bytes(sealed(b'{"versions":{},"variables":[],"model":{' + rest + b"}}"))
-    assert_refused_unseen(path, "deep|recursion", resolved)
-
-
-def test_deeply_nested_models_are_refused(path, resolved):
-    model = sequential()
-    for _ in range(70):
-        model = described("Sequential", name="model", layers=[model])
-    write_small(path, model)
-    assert_refused_unseen(path, "deep", resolved)
 
 
 def test_state_of_another_optimizer_is_not_decoded(content, path):
