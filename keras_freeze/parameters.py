@@ -116,7 +116,7 @@ def path_of(variable: Any) -> str:
 
 def same_path(first: str, second: str) -> bool:
     """Return whether two paths agree, except for the model's name and automatic numbers."""
-    a, b = (re.sub(r"_\d+(?=/|$)", "", path).split("/") for path in (first, second))
+    a, b = (_unnumbered(path).split("/") for path in (first, second))
     shorter = min(len(a), len(b))
     if len(a) == len(b) and shorter > 2:
         shorter -= 1
@@ -192,15 +192,15 @@ def classify(
         exclude: What is always trained; see `normalize_exclude`. An entry matches a variable if
             its components, as split at `"/"`, occur one after the other in the variable's path:
             `"fc2"`, `"fc2/kernel"` and `"model/fc2/kernel"` all match `"model/fc2/kernel"`.
-        first_paths: The paths that entries are matched with, if those of the variables are the same
-            but for components that are missing.
+        first_paths: Paths that variables had before the model was loaded, which entries are matched
+            with where it is clear whose they are. Variables may have come or gone since.
 
     Returns:
         One `Parameter` for each variable, in order.
 
     Raises:
         TypeError: If `exclude` holds something that is neither a string nor a layer.
-        ValueError: If an entry of `exclude` matches no variable.
+        ValueError: If an entry of `exclude` matches no variable, and did not before.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="fc")])
@@ -208,12 +208,11 @@ def classify(
         [('weight', True), ('bias', False)]
     """
     paths = [path_of(variable) for variable in variables]
-    if first_paths is None or not _are_same_but_shorter(paths, first_paths):
-        first_paths = paths
+    own_paths = paths if first_paths is None else _found_again(paths, first_paths)
     matched: set[int] = set()
     for entry in normalize_exclude(exclude):
-        matches = {i for i, path in enumerate(first_paths) if _names(entry, path)}
-        if not matches:
+        matches = {i for i, path in enumerate(own_paths) if _names(entry, path)}
+        if not matches and not any(_names(entry, path) for path in first_paths or ()):
             raise ValueError(
                 "Every entry of `exclude` must name a layer or a path of a trainable variable; "
                 "models that Keras has loaded or cloned may lack the names of layers around others."
@@ -223,22 +222,39 @@ def classify(
     return [
         Parameter(i, variable, path, kind_of(variable), i in matched, first_path)
         for i, (variable, path, first_path) in enumerate(
-            zip(variables, paths, first_paths, strict=True)
+            zip(variables, paths, own_paths, strict=True)
         )
     ]
 
 
-def _are_same_but_shorter(paths: Sequence[str], first_paths: Sequence[str]) -> bool:
-    """Return whether paths are others of which components may be missing."""
-    return len(paths) == len(first_paths) and all(
-        _is_subsequence(path.split("/"), first.split("/"))
-        for path, first in zip(paths, first_paths, strict=True)
-    )
+def _found_again(paths: Sequence[str], first_paths: Sequence[str]) -> Sequence[str]:
+    """Return the first path of each variable, or its path where it is not clear which that is.
+
+    Since then, components may be missing and automatic numbers be others.
+    """
+    if list(paths) == list(first_paths):
+        return paths
+    candidates = [[one for one in first_paths if _is_part(path, one)] for path in paths]
+    if len(paths) == len(first_paths) and all(
+        first in of_path if of_path else _is_part(_unnumbered(path), _unnumbered(first))
+        for path, first, of_path in zip(paths, first_paths, candidates, strict=True)
+    ):
+        return first_paths
+    return [
+        of_path[0] if len(of_path) == 1 else path
+        for path, of_path in zip(paths, candidates, strict=True)
+    ]
 
 
-def _is_subsequence(shorter: Sequence[str], longer: Sequence[str]) -> bool:
-    left = iter(longer)
-    return all(component in left for component in shorter)
+def _is_part(path: str, first_path: str) -> bool:
+    """Return whether a path is another one of which components may be missing."""
+    left = iter(first_path.split("/"))
+    return all(component in left for component in path.split("/"))
+
+
+def _unnumbered(path: str) -> str:
+    """Return a path without the numbers that Keras appends to names."""
+    return re.sub(r"_\d+(?=/|$)", "", path)
 
 
 def exclude_without_name(entry: str, name: str, paths: Sequence[str]) -> str:

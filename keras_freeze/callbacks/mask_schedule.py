@@ -1,5 +1,6 @@
 """What callbacks that change the mask while `fit` trains have in common."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,8 @@ class MaskSchedule(keras.callbacks.Callback):
         self._optimizer: FreezeOptimizer | None = None
         self._snapshot: dict[int, np.ndarray] | None = None
         self._first = self._last = 0
+        self._num_batches = 0  # of the epoch, when the optimizer had counted `_first` steps
+        self._steps_per_batch: int | None = None  # the most so far; None before the first batch
 
     def change(
         self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
@@ -62,7 +65,7 @@ class MaskSchedule(keras.callbacks.Callback):
         return num_steps if recorded is None else min(recorded, num_steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._optimizer = self._snapshot = None
+        self._optimizer = self._snapshot = self._steps_per_batch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         model = self.model  # on JAX this writes to its variables what has been trained
@@ -74,7 +77,7 @@ class MaskSchedule(keras.callbacks.Callback):
             recorded = self._optimizer.trained_starts.last_steps.get(type(self).__name__)
             until = self.changed_until(recorded, num_batches(self._optimizer))
             self._record(self._optimizer, until)
-        self._first = num_batches(self._optimizer)
+        self._first, self._num_batches = num_batches(self._optimizer), 0
         # A checkpoint may have been saved after a step and before the change that comes after it.
         self._change_if_due(self._optimizer, self._first)
 
@@ -83,10 +86,14 @@ class MaskSchedule(keras.callbacks.Callback):
         if self._snapshot is not None:
             backend.synchronize_variables(self.model)
             self._look_at_starts(self._optimizer)
-        if self._due(self._first + batch + 1) is not None:
+        # Reading the count takes time. It may be lower, where batches have been skipped.
+        passed = batch + 1 - self._num_batches
+        most = self._steps_per_batch
+        if most is None or self._due(self._first + most * passed) is not None:
             backend.synchronize_variables(self.model)
-            step = num_batches(self._optimizer)  # fewer where batches have been skipped
-            self._first = step - batch - 1
+            step = num_batches(self._optimizer)
+            self._steps_per_batch = max(most or 1, math.ceil((step - self._first) / passed))
+            self._first, self._num_batches = step, batch + 1
             self._change_if_due(self._optimizer, step)
 
     def _due(self, step: int) -> int | None:

@@ -2,9 +2,11 @@
 
 import functools
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_freeze._utils.validation import received, type_error, value_error
@@ -107,9 +109,9 @@ def needs_data(criterion: Any) -> bool:
 
 
 def in_words(criterion: str | Criterion) -> str:
-    """Return a criterion's name with its settings, of objects as far as their `repr` has them.
+    """Return a criterion's name with its settings, for a `functools.partial` its arguments.
 
-    A function has its module and name alone.
+    A function has its module and name alone, an object those of its class.
     """
     grasp, iterative = as_grasp(criterion), as_iterative(criterion)
     if grasp is not None:
@@ -120,16 +122,33 @@ def in_words(criterion: str | Criterion) -> str:
         return repr(iterative) if is_own else f"{module}.{iterative!r}"
     if isinstance(criterion, str):
         return criterion
-    if isinstance(criterion, functools.partial):
+    return _function_in_words(criterion)
+
+
+def _function_in_words(function: Any) -> str:
+    if isinstance(function, functools.partial):
         settings = [
-            *map(repr, criterion.args),
-            *(f"{k}={v!r}" for k, v in criterion.keywords.items()),
+            *map(_setting_in_words, function.args),
+            *(f"{name}={_setting_in_words(v)}" for name, v in function.keywords.items()),
         ]
-        return f"{in_words(criterion.func)}({', '.join(settings)})"
-    kind = type(criterion)
-    if hasattr(criterion, "__qualname__") or kind.__repr__ is object.__repr__:
-        return f"{criterion.__module__}.{getattr(criterion, '__qualname__', kind.__qualname__)}"
-    return f"{criterion.__module__}.{criterion!r}"
+        return f"{_function_in_words(function.func)}({', '.join(settings)})"
+    kind = type(function)
+    module = getattr(function, "__module__", kind.__module__)
+    return f"{module}.{getattr(function, '__qualname__', kind.__qualname__)}"
+
+
+def _setting_in_words(value: Any) -> str:
+    """Return what is the same in each process: an object's `repr` may have its address."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    if isinstance(value, np.ndarray) or ops.is_tensor(value):
+        bits = np.ascontiguousarray(ops.convert_to_numpy(value)).tobytes()
+        return f"array({zlib.crc32(bits):08x})"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_setting_in_words, value))}]"
+    return _function_in_words(value) if callable(value) else type(value).__qualname__
 
 
 def score(criterion: str | Criterion, weights: Any, gradients: Any, path: str) -> Any:

@@ -201,19 +201,20 @@ def names_for_config(
 
 
 def paths_for_config(
-    exclude: Sequence[str], distribution: Distribution, parameters: Sequence[Parameter]
+    exclude: Sequence[str], distribution: Distribution, paths: Sequence[str]
 ) -> list[str] | None:
     """Return the paths that `exclude` and patterns go by; None if loading does not change them.
 
     It may where a layer is in another one; see `Parameter.first_path`.
 
     Args:
-        exclude, distribution, parameters: as for `names_for_config`.
+        exclude, distribution: the settings.
+        paths: those of the variables.
     """
-    paths = [p.first_path for p in parameters]
     num_outer = 2 if model_name(paths) else 1  # of a layer's own variables
     is_by_name = bool(exclude) or not isinstance(distribution, str)
-    return paths if is_by_name and any(path.count("/") > num_outer for path in paths) else None
+    has_layers_inside = any(path.count("/") > num_outer for path in paths)
+    return list(paths) if is_by_name and has_layers_inside else None
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {

@@ -16,6 +16,7 @@ from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.distributions import Group, groups_of
 from keras_freeze.masks.settings import GLOBAL
 from keras_freeze.masks.structure import Structure
+from keras_freeze.optimizer import saving
 from keras_freeze.optimizer.arguments import (
     CHECKS,
     check_decay,
@@ -403,7 +404,7 @@ class FreezeOptimizer(MaskedOptimizer):
             config["structure"] = self.structure.to_json()
         if counts is not None:
             config["trained_counts"] = list(counts)
-        paths = paths_for_config(self.exclude, self.distribution, self.parameters)
+        paths = paths_for_config(self.exclude, self.distribution, saving.first_paths_of(self))
         if paths is not None:
             config["paths"] = paths
         return config

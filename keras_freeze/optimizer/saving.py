@@ -1,7 +1,7 @@
 """How a FreezeOptimizer is saved and loaded, by Keras and by TensorFlow's checkpoints."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from keras_freeze.optimizer.state_format import (
     to_bytes,
     write_state,
 )
-from keras_freeze.parameters import shorten
+from keras_freeze.parameters import classify, shorten
 
 if TYPE_CHECKING:
     from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
@@ -103,6 +103,22 @@ def content_of(optimizer: "MaskedOptimizer") -> dict[str, Any]:
     return content
 
 
+def first_paths_of(optimizer: "MaskedOptimizer") -> Sequence[str]:
+    """Return the paths that `exclude` and patterns go by; none where the model is not known."""
+    if optimizer.built:
+        return [p.first_path for p in optimizer.parameters]
+    known = optimizer.plan.paths
+    for model in _models_in_use(optimizer):
+        return [p.first_path for p in classify(model.trainable_variables, (), known)]
+    return known or ()
+
+
+def _models_in_use(optimizer: "MaskedOptimizer") -> list[keras.Model]:
+    """Return models that are being saved or loaded and have only this FreezeOptimizer."""
+    models = [model for model in models_in_use() if _trains_all_of(optimizer, model)]
+    return [model for model in models if model.trainable_variables]
+
+
 def _load_content(optimizer: "MaskedOptimizer", content: Any, is_deferred: bool = False) -> None:
     """Restore a state, before the inner optimizer's variables are loaded.
 
@@ -146,8 +162,8 @@ def _register_masks(optimizer: "MaskedOptimizer", state: State) -> None:
 
     Other models with the same layers then have their part of the mask.
     """
-    models = [model for model in models_in_use() if _trains_all_of(optimizer, model)]
-    if state.mask is None or not models or not models[0].trainable_variables:
+    models = _models_in_use(optimizer)
+    if state.mask is None or not models:
         return
     parameters = optimizer.classify(models[0].trainable_variables)
     masks = [

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -217,6 +218,9 @@ def fitting_state(store: Any, parameters: Sequence[Parameter]) -> tuple[State, l
             for p in parameters
             if same_path(p.path, entry.path) and tuple(p.variable.shape) == entry.trained.shape
         ]
+        # Layers of equal parts, such as two of attention, differ in the component that may be the
+        # model's name.
+        fitting = [p for p in fitting if p.path == entry.path] or fitting
         if len(fitting) == 1:
             (p,) = fitting
             entries.append(MaskEntry(p.position, p.path, entry.trained, entry.is_weight))
@@ -254,12 +258,17 @@ def _first_difference(
     """Return the first position with another variable than before, and what is there in words."""
     before = [(path, tuple(shape)) for path, shape in saved]
     after = [(p.path, tuple(p.variable.shape)) for p in parameters]
+    fits = operator.eq if sorted(before) == sorted(after) else _may_be_same
     for position, pair in enumerate(itertools.zip_longest(before, after)):
         one, other = pair
-        if one and other and one[1] == other[1] and same_path(one[0], other[0]):
+        if one and other and fits(one, other):
             continue
         return position, [f"{v[0]!r} of shape {v[1]}" if v else "no variable" for v in pair]
     return None
+
+
+def _may_be_same(one: tuple[str, tuple[int, ...]], other: tuple[str, tuple[int, ...]]) -> bool:
+    return one[1] == other[1] and same_path(one[0], other[0])
 
 
 def _check_variables(saved: Sequence[Any], parameters: Sequence[Parameter]) -> None:

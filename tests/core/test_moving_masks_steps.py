@@ -65,3 +65,26 @@ def test_batches_that_are_skipped_are_no_steps(schedule):
     for one, other in zip(again.weights, model.weights, strict=True):
         assert same_bits(value_of(one), value_of(other)), one.path
     assert np.isfinite(value_of(model.weights[0])).all()
+
+
+@pytest.mark.same_on_all
+@pytest.mark.parametrize("num_updates", [1, 2, 3])
+def test_a_batch_of_several_updates_is_as_many_steps(num_updates):
+    """As in a `train_step` that trains a network several times with one batch."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+    optimizer = kf.FreezeOptimizer("sgd", 0.8)
+    model.compile(optimizer, crossentropy())
+    kf.freeze(model, X, Y)
+    changes = []
+    arguments = {"fraction": 0.5, "frequency": 4, "criterion": "random"}
+    callback = recording(kf.callbacks.RegrowTrained, changes, **arguments)
+    callback.set_model(model)
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+    gradients = [keras.ops.ones(variable.shape) for variable in model.trainable_variables]
+    for batch in range(12):
+        for _ in range(num_updates):
+            optimizer.apply(gradients, model.trainable_variables)
+        callback.on_train_batch_end(batch)
+    ends = {-(-step // num_updates) * num_updates for step in range(4, 12 * num_updates + 1, 4)}
+    assert [count for _, count in changes] == sorted(ends)

@@ -1,6 +1,6 @@
 """Settings of a FreezeOptimizer that are changed, rates given to `freeze`, and unfreezing."""
 
-import dataclasses
+import copy
 import functools
 
 import keras
@@ -9,6 +9,7 @@ import pytest
 from helpers import blobs, compiled, fit, same_bits, two_dense_layers, values_of
 
 import keras_freeze as kf
+from keras_freeze import criteria
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=0)
 
@@ -72,24 +73,37 @@ def scaled(weights, gradients, factor):
     return factor * keras.ops.abs(weights)
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaled:
-    factor: float
+def test_criteria_with_other_arguments_are_others():
+    def frozen(**arguments):
+        criterion = functools.partial(scaled, **arguments)
+        return compiled(model, kf.FreezeOptimizer("sgd", 0.75, criterion=criterion))
 
-    def __call__(self, weights, gradients):
-        return scaled(weights, gradients, self.factor)
-
-
-@pytest.mark.parametrize("make", [lambda factor: functools.partial(scaled, factor=factor), Scaled])
-def test_criteria_with_other_settings_are_others(make):
-    model = compiled(two_dense_layers(), kf.FreezeOptimizer("sgd", 0.75, criterion=make(1.0)))
-    mask = kf.freeze(model, X, Y)
-    compiled(model, kf.FreezeOptimizer("sgd", 0.75, criterion=make(1.0)))
-    fit(model, X, Y)
+    model = two_dense_layers()
+    mask = kf.freeze(frozen(factor=1.0), X, Y)
+    fit(frozen(factor=1.0), X, Y)
     assert kf.get_mask(model) == mask
-    compiled(model, kf.FreezeOptimizer("sgd", 0.75, criterion=make(-1.0)))
     with pytest.raises(ValueError, match=r"already frozen with .*factor=1\.0"):
-        fit(model, X, Y)
+        fit(frozen(factor=-1.0), X, Y)
+
+
+class Own:
+    def __call__(self, weights, gradients, factor):
+        return scaled(weights, gradients, factor)
+
+
+@pytest.mark.parametrize("function", [scaled, Own()])
+@pytest.mark.parametrize(
+    "factor",
+    [np.float32(0.5), np.arange(3000.0), keras.ops.abs, functools.partial(scaled, factor=2), Own()],
+    ids=lambda factor: type(factor).__name__,
+)
+def test_names_of_criteria_are_the_same_in_each_process(function, factor):
+    name = criteria.in_words(functools.partial(function, factor=factor))
+    assert name.startswith(f"{__name__}.{'scaled' if function is scaled else 'Own'}(factor=")
+    assert " at 0x" not in name
+    assert len(name) < 200
+    assert name == criteria.in_words(functools.partial(function, factor=copy.deepcopy(factor)))
+    assert name != criteria.in_words(functools.partial(function, factor=np.arange(3000.0) ** 2))
 
 
 def test_freeze_takes_another_rate():
