@@ -31,7 +31,7 @@ from keras_freeze.optimizer.compact_update import CompactUpdate
 from keras_freeze.optimizer.first_batch import continue_compactly, prepare_for_mask
 from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 from keras_freeze.optimizer.processes import check_agreement
-from keras_freeze.optimizer.state import BuildPlan, Phase, State
+from keras_freeze.optimizer.state import BuildPlan, Phase, inherited_state
 from keras_freeze.optimizer.strategy import make_update
 from keras_freeze.parameters import Parameter, path_of, shorten
 
@@ -273,20 +273,13 @@ class FreezeOptimizer(MaskedOptimizer):
 
     def _inherit_state(self, parameters: Sequence[Parameter]) -> None:
         """Plan to build with the mask of variables that are frozen already, if some are."""
-        variables = [p.variable for p in parameters]
         if self.plan.state is not None or frozen_variables.is_overwriting():
             return
-        mask = frozen_variables.mask_of(variables)
-        if mask is None:
-            return
-        frozen_variables.check_agrees(mask, parameters, self.settings)
-        scale = frozen_variables.decay_scale_of(variables)
-        self.__dict__["_starts"] = frozen_variables.starts_of(variables)
-        inherited = frozen_variables.trained_starts_of(variables)
-        if inherited is not None and inherited.fit(mask):
-            self.__dict__["trained_starts"] = inherited
-        state = State(mask, self.suits_compact(mask), scale)
-        self.plan = replace(self.plan, state=state, inherits=True)
+        state = inherited_state(self, parameters)
+        if state is not None:
+            self.__dict__["_starts"] = state.starts
+            self.__dict__["trained_starts"] = state.trained_starts
+            self.plan = replace(self.plan, state=state, inherits=True)
 
     def _find_model(self, candidates: Sequence[Parameter]) -> None:
         """Remember the model, and what its weights were drawn from if the first batch decides."""

@@ -1,5 +1,6 @@
 """How a FreezeOptimizer is saved and loaded, by Keras and by TensorFlow's checkpoints."""
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from keras_freeze import backend
 from keras_freeze.initializers.of_layers import models_in_use
 from keras_freeze.masks import frozen_variables
 from keras_freeze.optimizer.inner_optimizer import is_one_of_several, walk
-from keras_freeze.optimizer.state import State, relabel
+from keras_freeze.optimizer.state import State, inherited_state, relabel
 from keras_freeze.optimizer.state_format import (
     check_origin,
     fitting_state,
@@ -36,7 +37,7 @@ _KEY = "freeze_state"
 
 def save(optimizer: "MaskedOptimizer", store: Any) -> None:
     """Write a FreezeOptimizer's state to what Keras hands to `save_own_variables`."""
-    content = content_of(optimizer)
+    content = content_of(optimizer) or _inherited_content(optimizer)
     _warn_of_custom_compile(optimizer)
     if content:
         store[_KEY] = to_bytes(content)
@@ -117,6 +118,18 @@ def _models_in_use(optimizer: "MaskedOptimizer") -> list[keras.Model]:
     """Return models that are being saved or loaded and have only this FreezeOptimizer."""
     models = [model for model in models_in_use() if _trains_all_of(optimizer, model)]
     return [model for model in models if model.trainable_variables]
+
+
+def _inherited_content(optimizer: "MaskedOptimizer") -> dict[str, Any]:
+    """Return the content of an optimizer that will take a mask over once it is built."""
+    content: dict[str, Any] = {}
+    for model in _models_in_use(optimizer)[:1]:
+        with contextlib.suppress(ValueError):  # of settings with which it cannot, as `fit` will say
+            parameters = optimizer.classify(model.trainable_variables)
+            state = inherited_state(optimizer, parameters)
+            if state is not None:
+                write_state(content, state, parameters, optimizer.inner_optimizer)
+    return content
 
 
 def _load_content(optimizer: "MaskedOptimizer", content: Any, is_deferred: bool = False) -> None:

@@ -3,15 +3,19 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_freeze.masks import frozen_variables
 from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.settings import Settings
 from keras_freeze.optimizer.trained_starts import TrainedStarts
 from keras_freeze.parameters import Parameter, same_path
 from keras_freeze.starts import Start
+
+if TYPE_CHECKING:
+    from keras_freeze.optimizer.masked_optimizer import MaskedOptimizer
 
 
 class Phase(enum.Enum):
@@ -77,6 +81,29 @@ class BuildPlan:
     inherits: bool = False
     first_rate: float | None = None
     paths: tuple[str, ...] | None = None
+
+
+def inherited_state(optimizer: "MaskedOptimizer", parameters: Sequence[Parameter]) -> State | None:
+    """Return a state with the mask of variables that are frozen already; None if none is.
+
+    Raises:
+        ValueError: if they are frozen with other settings.
+    """
+    variables = [p.variable for p in parameters]
+    mask = frozen_variables.mask_of(variables)
+    if mask is None:
+        return None
+    frozen_variables.check_agrees(mask, parameters, optimizer.settings)
+    inherited = frozen_variables.trained_starts_of(variables)
+    fits = inherited is not None and inherited.fit(mask)
+    return State(
+        mask,
+        optimizer.suits_compact(mask),
+        frozen_variables.decay_scale_of(variables),
+        starts=frozen_variables.starts_of(variables),
+        settings=optimizer.settings,
+        trained_starts=inherited if fits else optimizer.trained_starts,
+    )
 
 
 def relabel(mask: FreezeMask, parameters: Sequence[Parameter]) -> FreezeMask:

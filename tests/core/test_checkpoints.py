@@ -394,6 +394,36 @@ def test_a_model_whose_mask_waits_for_the_optimizer_is_copied_and_saved(tmp_path
         assert kf.get_mask(last) == saved[way].mask
 
 
+@pytest.mark.parametrize("way", ["keras", "copy", "weights"])
+def test_a_mask_that_a_new_optimizer_will_take_over_is_saved(tmp_path, way):
+    model = prepared("freeze")
+    mask = kf.get_mask(model)
+    model.compile(kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.75), model.loss)
+    if way == "keras":
+        model.save(tmp_path / "m.keras")
+        last = keras.models.load_model(tmp_path / "m.keras")
+    elif way == "copy":
+        last = copy.deepcopy(model)
+    else:
+        model.save_weights(tmp_path / "m.weights.h5")
+        last = unbuilt()
+        last.load_weights(tmp_path / "m.weights.h5")
+    fit(last)
+    assert kf.get_mask(last) == mask
+    for one in (model, last):
+        fit(one)
+    assert kf.get_mask(model) == mask
+
+
+def test_a_model_whose_new_optimizer_has_other_settings_is_saved(tmp_path):
+    model = prepared("freeze")
+    model.compile(kf.FreezeOptimizer("adam", 0.123), model.loss)
+    model.save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match="No mask was loaded"):
+        loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert kf.get_mask(loaded) is None
+
+
 def test_file_without_a_mask_where_it_is_looked_for_is_a_warning(saved):
     scaled = network(seed=1)
     scaled.compile(
