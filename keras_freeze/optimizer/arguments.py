@@ -200,21 +200,10 @@ def names_for_config(
     ]
 
 
-def paths_for_config(
-    exclude: Sequence[str], distribution: Distribution, paths: Sequence[str]
-) -> list[str] | None:
-    """Return the paths that `exclude` and patterns go by; None if loading does not change them.
-
-    It may where a layer is in another one; see `Parameter.first_path`.
-
-    Args:
-        exclude, distribution: the settings.
-        paths: those of the variables.
-    """
+def may_change_in_loading(paths: Sequence[str]) -> bool:
+    """Return whether a layer is in another one in paths; see `Parameter.first_path`."""
     num_outer = 2 if model_name(paths) else 1  # of a layer's own variables
-    is_by_name = bool(exclude) or not isinstance(distribution, str)
-    has_layers_inside = any(path.count("/") > num_outer for path in paths)
-    return list(paths) if is_by_name and has_layers_inside else None
+    return any(path.count("/") > num_outer for path in paths)
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {

@@ -22,8 +22,8 @@ from keras_freeze.optimizer.arguments import (
     check_decay,
     check_grid,
     check_inner_optimizer,
+    may_change_in_loading,
     names_for_config,
-    paths_for_config,
     warn_of_adafactor,
     warn_of_constraints,
 )
@@ -397,9 +397,10 @@ class FreezeOptimizer(MaskedOptimizer):
             config["structure"] = self.structure.to_json()
         if counts is not None:
             config["trained_counts"] = list(counts)
-        paths = paths_for_config(self.exclude, self.distribution, saving.first_paths_of(self))
-        if paths is not None:
-            config["paths"] = paths
+        if self.exclude or isinstance(self.distribution, tuple):  # only these go by paths
+            paths = saving.first_paths_of(self)
+            if may_change_in_loading(paths):
+                config["paths"] = list(paths)
         return config
 
     @classmethod
