@@ -1,5 +1,6 @@
 """Everything that a run needs before its first step: data, network, optimizer and mask."""
 
+import contextlib
 import functools
 import os
 import time
@@ -22,6 +23,7 @@ from keras_freeze.paper.masking import (
     steps_between_changes,
 )
 from keras_freeze.paper.models import MODELS
+from keras_freeze.paper.several_steps import several_steps, steps_together
 from keras_freeze.paper.training_callbacks import KeepBest, Progress, StopWhenNotFinite
 from keras_freeze.paper.training_result import TrainingResult, WithRun, versions
 from keras_freeze.pruning import check_pruning
@@ -57,6 +59,7 @@ class Setup(WithRun):
         batches: a function whose every call gives the training batches, from the first pass on.
         steps_per_epoch: number of batches of a pass.
         validation, test: batches of these splits.
+        together: how many batches `fit` trains by in one call.
     """
 
     run: "Run"
@@ -65,6 +68,7 @@ class Setup(WithRun):
     steps_per_epoch: int
     validation: "tf.data.Dataset"
     test: "tf.data.Dataset"
+    together: int = 1
 
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
@@ -79,16 +83,22 @@ class Setup(WithRun):
         first = first_epoch_with_last_mask(self.run, self.steps_per_epoch)
         best, divergence = KeepBest(first), StopWhenNotFinite()
         schedule = schedule_callbacks(self.run, self.batches, self.steps_per_epoch)
-        progress = [Progress(epochs, self.steps_per_epoch, best)] if verbose else []
+        calls = self.steps_per_epoch // self.together
+        progress = [Progress(epochs, calls, best)] if verbose else []
+        data = self.batches()
         start = time.perf_counter()
-        history = self.network.fit(
-            self.batches(),
-            validation_data=self.validation,
-            epochs=epochs,
-            shuffle=False,
-            verbose=0,
-            callbacks=[*schedule, *callbacks, best, divergence, *progress],
-        ).history
+        with contextlib.ExitStack() as training:
+            if self.together > 1:
+                data = data.batch(self.together)
+                training.enter_context(several_steps(self.network))
+            history = self.network.fit(
+                data,
+                validation_data=self.validation,
+                epochs=epochs,
+                shuffle=False,
+                verbose=0,
+                callbacks=[*schedule, *callbacks, best, divergence, *progress],
+            ).history
         seconds = time.perf_counter() - start
         pruning = None
         if self.run.frozen_weights == "decay":
@@ -159,16 +169,28 @@ def prepare_run(run: "Run", data_dir: str | os.PathLike[str] | None = None) -> S
         distribution=run.distribution,
     )
     num_steps = steps * recipe.epochs
-    together = min(steps, _STEPS_PER_EXECUTION)
+    most = min(steps, _STEPS_PER_EXECUTION)
     if run.schedule is not None:
-        together = min(together, steps_between_changes(num_steps))
-    _compile(network, optimizer, num_steps, together)
+        most = min(most, steps_between_changes(num_steps))
+    _compile(network, optimizer, num_steps, most)
     freeze_network(run, network, all_batches(), _batches_to_score(run, all_batches()))
     if keras.backend.backend() != "tensorflow":
-        _build_metrics(network, all_batches())
+        _build_loss_and_metrics(network, all_batches())
     if run.reinitializer is not None:
         reinitialize(network, run.reinitializer, seed=(run.seed + _OTHER_SEED) % 2**32)
-    return Setup(run, network, batches, steps, validation, test)
+    together = _steps_in_one_call(run, network, steps, most)
+    return Setup(run, network, batches, steps, validation, test, together)
+
+
+def _steps_in_one_call(run: "Run", network: keras.Model, steps: int, most: int) -> int:
+    """Return how many steps `several_steps` makes one: a divisor of an epoch's steps."""
+    is_quicker = _is_small(network) and not _has_convolutions(network)
+    if keras.backend.backend() != "jax" or not is_quicker or run.schedule is not None:
+        return 1  # changes of a mask make steps of their own
+    recipe, num_images = run.recipe, datasets.info(run.dataset).num_training
+    num_images -= round(recipe.validation_fraction * num_images)
+    is_last_batch_full = steps * recipe.batch_size <= num_images
+    return steps_together(steps, most) if is_last_batch_full else 1
 
 
 def _first_batches(make: "Callable[[], tf.data.Dataset]", steps: int) -> "tf.data.Dataset":
@@ -188,23 +210,33 @@ def _batches_to_score(run: "Run", data: "tf.data.Dataset") -> int:
 def _compile(
     network: keras.Model, optimizer: FreezeOptimizer, num_steps: int, steps_per_execution: int
 ) -> None:
-    is_small = network.count_params() < _SMALL_NETWORK
-    is_merged = is_small and keras.backend.backend() != "torch"  # which runs one step at a time
+    is_merged = (
+        _is_small(network) and keras.backend.backend() != "torch"
+    )  # which runs one step at a time
     # On a CPU, XLA makes small steps of dense layers a tenth faster and convolutions several times
     # slower; compiling takes seconds.
-    has_convolutions = any(len(variable.shape) > 2 for variable in network.trainable_variables)
-    is_long = num_steps >= _STEPS_WORTH_XLA
+    is_xla = num_steps >= _STEPS_WORTH_XLA and not _has_convolutions(network)
     network.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=steps_per_execution if is_merged else 1,
-        jit_compile=True if is_merged and is_long and not has_convolutions else "auto",
+        jit_compile=True if is_merged and is_xla else "auto",
     )
 
 
-def _build_metrics(network: keras.Model, data: "tf.data.Dataset") -> None:
-    """Build the metrics, which `fit` on JAX and PyTorch would use up a pass of the data for."""
+def _is_small(network: keras.Model) -> bool:
+    return network.count_params() < _SMALL_NETWORK
+
+
+def _has_convolutions(network: keras.Model) -> bool:
+    return any(len(variable.shape) > 2 for variable in network.trainable_variables)
+
+
+def _build_loss_and_metrics(network: keras.Model, data: "tf.data.Dataset") -> None:
+    """Build what `fit` on JAX and PyTorch would use up a pass of the data for."""
     x, y = next(data.as_numpy_iterator())
-    network.compute_metrics(x, y, network(x, training=False))
+    outputs = network(x, training=False)
+    network.compute_loss(x, y, outputs)
+    network.compute_metrics(x, y, outputs)
     network.reset_metrics()
