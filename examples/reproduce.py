@@ -9,8 +9,9 @@ estimates. A minute or two, on digits that need no download, takes
     python examples/reproduce.py --experiment=lenet5_extreme_rates --dataset=mnist_5k \
         --model=lenet_300_100 --epochs=5 --seeds=2 --rates=0.99,0.999
 
-Each finished run is a line of results.jsonl and is not repeated, so that the script can be stopped
-and started again; once all are finished, it only writes the reports. Each experiment has a folder
+Each finished run is a line of results.jsonl and is not repeated, and a run that was stopped goes on
+from its last backup, at most a minute and an epoch before: the script can be stopped and started
+again. Once all are finished, it only writes the reports. Each experiment has a folder
 for its report.md and its figure, named after it and after what the flags change of it, such as
 lenet5_extreme_rates-epochs=5-seeds=2: only the same call replaces them. All share results.jsonl.
 
@@ -41,7 +42,10 @@ _RATES = flags.DEFINE_list("rates", None, "Freezing rates instead of the experim
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS's folder of data. Default: TFDS's own.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "runs/reproduce", "The folder to write to.")
 _TENSORBOARD = flags.DEFINE_bool(
-    "tensorboard", False, "Write TensorBoard logs of each run into a folder of tensorboard/."
+    "tensorboard",
+    False,
+    "Write TensorBoard logs of each run into a folder of tensorboard/. A run that was stopped then "
+    "starts again.",
 )
 
 

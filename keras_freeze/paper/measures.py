@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 def _training(
-    run: "Run", data_dir: Any, callbacks: Sequence[keras.callbacks.Callback], verbose: bool
+    run: "Run",
+    data_dir: Any,
+    callbacks: Sequence[keras.callbacks.Callback],
+    verbose: bool,
+    backup: Any,
 ) -> dict[str, Any]:
     """Train and test: `TrainingResult.to_dict`."""
-    return prepare_run(run, data_dir).fit(callbacks, verbose=verbose).to_dict()
+    return prepare_run(run, data_dir).fit(callbacks, verbose=verbose, backup=backup).to_dict()
 
 
 def _gradient_flow(run: "Run", data_dir: Any, **_: Any) -> dict[str, Any]:
@@ -35,7 +39,11 @@ def _gradient_flow(run: "Run", data_dir: Any, **_: Any) -> dict[str, Any]:
 
 
 def _gradient_flow_in_training(
-    run: "Run", data_dir: Any, callbacks: Sequence[keras.callbacks.Callback], verbose: bool
+    run: "Run",
+    data_dir: Any,
+    callbacks: Sequence[keras.callbacks.Callback],
+    verbose: bool,
+    **_: Any,
 ) -> dict[str, Any]:
     """Train and test; "flow" is what `GradientFlowHistory` recorded.
 

@@ -14,6 +14,7 @@ import keras
 from keras_freeze.criteria.grasp_criterion import as_grasp
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
 from keras_freeze.paper import datasets
+from keras_freeze.paper.backup import Backup, Interrupted
 from keras_freeze.paper.datasets.training_batches import training_batches
 from keras_freeze.paper.masking import (
     GRADUAL,
@@ -71,35 +72,26 @@ class Setup(WithRun):
     together: int = 1
 
     def fit(
-        self, callbacks: Sequence[keras.callbacks.Callback] = (), *, verbose: bool = True
+        self,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        *,
+        verbose: bool = True,
+        backup: str | os.PathLike[str] | None = None,
     ) -> TrainingResult:
         """Train the network, restore its best weights and test them once.
 
         Args:
             callbacks: more Keras callbacks; what they log joins the history.
             verbose: whether to show progress on standard error.
+            backup: a file for the state of the training, as `keras_freeze.runs.Run.execute`
+                takes it. None: there is none.
         """
-        epochs = self.run.recipe.epochs
         first = first_epoch_with_last_mask(self.run, self.steps_per_epoch)
         best, divergence = KeepBest(first), StopWhenNotFinite()
         schedule = schedule_callbacks(self.run, self.batches, self.steps_per_epoch)
-        calls = self.steps_per_epoch // self.together
-        progress = [Progress(epochs, calls, best)] if verbose else []
-        data = self.batches()
-        start = time.perf_counter()
-        with contextlib.ExitStack() as training:
-            if self.together > 1:
-                data = data.batch(self.together)
-                training.enter_context(several_steps(self.network))
-            history = self.network.fit(
-                data,
-                validation_data=self.validation,
-                epochs=epochs,
-                shuffle=False,
-                verbose=0,
-                callbacks=[*schedule, *callbacks, best, divergence, *progress],
-            ).history
-        seconds = time.perf_counter() - start
+        history, seconds = self._train(
+            [*schedule, *callbacks, best, divergence], best, verbose, None if schedule else backup
+        )
         pruning = None
         if self.run.frozen_weights == "decay":
             pruning = check_pruning(self.network, self.test)
@@ -127,6 +119,43 @@ class Setup(WithRun):
         if result.diverged_epoch is not None:
             warnings.warn(result.summary(), RuntimeWarning, stacklevel=2)
         return result
+
+    def _train(
+        self,
+        callbacks: list[keras.callbacks.Callback],
+        best: KeepBest,
+        verbose: bool,
+        backup: str | os.PathLike[str] | None,
+    ) -> tuple[dict[str, list[float]], float]:
+        """Train, from the backup on if there is one; return the logs and the seconds of all."""
+        network, data = self.network, self.batches()
+        before = Interrupted()
+        if backup is not None:
+            saving = Backup(backup, self.run, network, best)
+            before = saving.restore()
+            callbacks = [*callbacks, saving]
+        for _ in range(before.epochs):
+            next(iter(data))  # the order of the next pass is that of the next epoch
+        epochs = self.run.recipe.epochs
+        if verbose:
+            calls = self.steps_per_epoch // self.together
+            callbacks = [*callbacks, Progress(epochs, calls, best, before.epochs)]
+        start = time.perf_counter()
+        with contextlib.ExitStack() as training:
+            if self.together > 1:
+                data = data.batch(self.together)
+                training.enter_context(several_steps(network))
+            new = network.fit(
+                data,
+                validation_data=self.validation,
+                epochs=epochs,
+                initial_epoch=before.epochs,
+                shuffle=False,
+                verbose=0,
+                callbacks=callbacks,
+            ).history
+        history = {name: [*before.history.get(name, ()), *values] for name, values in new.items()}
+        return history, before.seconds + time.perf_counter() - start
 
 
 def prepare_run(run: "Run", data_dir: str | os.PathLike[str] | None = None) -> Setup:

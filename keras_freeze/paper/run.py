@@ -173,6 +173,7 @@ class Run:
         data_dir: str | os.PathLike[str] | None = None,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         verbose: bool = True,
+        backup: str | os.PathLike[str] | None = None,
     ) -> dict[str, Any]:
         """Train or measure, and return the record for `Results.append`.
 
@@ -180,13 +181,18 @@ class Run:
             data_dir: where TFDS keeps prepared data sets. None: its default.
             callbacks: more Keras callbacks, where the run trains.
             verbose: whether to show progress on standard error.
+            backup: a file that a run whose measure is "training" writes its state to, at the end
+                of an epoch and once a minute at most. Where the file exists, the same run goes on
+                from there, and its result is the same bits as without an interruption; you
+                remove it when you have the record. What `callbacks` have in memory is not in it,
+                and a run with a `schedule` has none. None: there is no file.
 
         Returns:
             A dictionary for JSON: "run" (the settings), "finished" (when) and "result".
         """
         start = time.perf_counter()
         result = MEASURES[self.measure](
-            self, data_dir=data_dir, callbacks=callbacks, verbose=verbose
+            self, data_dir=data_dir, callbacks=callbacks, verbose=verbose, backup=backup
         )
         seconds = time.perf_counter() - start
         result = {"seconds": seconds, "versions": versions(), **result}

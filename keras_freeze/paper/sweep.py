@@ -1,6 +1,7 @@
 """Sweeps: many runs that resume after an interruption and spread over machines."""
 
 import gc
+import hashlib
 import json
 import logging
 import os
@@ -42,8 +43,10 @@ def sweep(
     """Execute the runs that `folder` has no result of, here or spread over workers.
 
     Each result is a line of `folder/results.jsonl` as soon as its run has ended, and that file is
-    the only memory: a sweep that was killed continues when the same call is made again, and repeats
-    only the run that was interrupted. A run whose loss diverges has a result like any other.
+    the memory of what is done: a sweep that was killed continues when the same call is made again.
+    The run that was interrupted goes on from its `folder/unfinished-*.npz`, which is written at the
+    end of an epoch, once a minute at most, and removed when the run has ended; a run with more
+    callbacks or a `schedule` starts again. A run whose loss diverges has a result like any other.
 
     The same program, started several times, shares the work where KerasTuner's environment
     variables say so: KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT are the address of the chief,
@@ -56,7 +59,8 @@ def sweep(
         folder: where results.jsonl is or is created.
         data_dir: where TFDS keeps prepared data sets. None: its default.
         callbacks_of: returns more Keras callbacks for a run, such as a TensorBoard in a folder that
-            `run.label` names. None: there are none.
+            `run.label` names. None: there are none. What they have in memory would not survive an
+            interruption.
         verbose: whether to show a line on standard error for each run that has ended.
 
     Returns:
@@ -185,17 +189,27 @@ class _RunTuner(BaseTuner):
     def run_trial(self, trial: Any) -> float:
         run = _run_of(trial)
         if run not in self._results:
+            how, backup = self._how, self._backup_of(run)
             try:
-                callbacks = () if self._callbacks_of is None else self._callbacks_of(run)
-                record = run.execute(callbacks=callbacks, **self._how)
+                if self._callbacks_of is None:
+                    record = run.execute(backup=backup, **how)
+                else:
+                    record = run.execute(callbacks=self._callbacks_of(run), **how)
             except Exception as error:
                 error.add_note(f"This run failed: {run.label}")  # KerasTuner shows the traceback
                 raise
             self._results.append(record)
+            backup.unlink(missing_ok=True)
             if self._progress is not None:
                 self._progress.show(run)
             gc.collect()  # networks refer to themselves, and some are large
         return 0.0  # a score, which nothing uses
+
+    def _backup_of(self, run: Run) -> Path:
+        folder = self._results.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = json.dumps(vars(run), sort_keys=True).encode()
+        return folder / f"unfinished-{hashlib.sha256(settings).hexdigest()[:16]}.npz"
 
 
 class _Progress:

@@ -21,18 +21,22 @@ class KeepBest(keras.callbacks.Callback):
     Args:
         first_epoch: the first epoch, from 1, that counts: those before may have another mask. If
             none counts, the model is left as it is, or as it was at first if all would count.
+
+    Attributes:
+        epoch, accuracy: the best epoch so far, from 1, and its validation accuracy.
+        weights, state: what the model and the optimizer had then; None before that.
     """
 
     def __init__(self, first_epoch: int = 1) -> None:
         super().__init__()
         self._first_epoch = first_epoch
-        self._weights: list[np.ndarray] | None = None
+        self.weights: list[np.ndarray] | None = None
+        self.state: list[np.ndarray] | None = None
         self.epoch = 0
         self.accuracy = -math.inf
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._weights = None
-        if self._first_epoch == 1:
+        if self._first_epoch == 1 and self.weights is None:
             self._keep()  # in case no epoch has a finite loss
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -43,15 +47,15 @@ class KeepBest(keras.callbacks.Callback):
             self._keep()
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self._weights is None:
+        if self.weights is None:
             return
-        self.model.set_weights(self._weights)
+        self.model.set_weights(self.weights)
         # FreezeNet-WD's frozen weights and the factor that they have shrunk by belong together.
-        self.model.optimizer.set_weights(self._state)
+        self.model.optimizer.set_weights(self.state)
 
     def _keep(self) -> None:
-        self._weights = [backend.to_numpy(v) for v in self.model.weights]
-        self._state = [backend.to_numpy(v) for v in self.model.optimizer.variables]
+        self.weights = [backend.to_numpy(v) for v in self.model.weights]
+        self.state = [backend.to_numpy(v) for v in self.model.optimizer.variables]
 
 
 class StopWhenNotFinite(keras.callbacks.Callback):
@@ -77,11 +81,12 @@ class Progress(keras.callbacks.Callback):
 
     _SECONDS_BETWEEN_LINES = 10.0
 
-    def __init__(self, epochs: int, steps: int, best: KeepBest) -> None:
+    def __init__(self, epochs: int, steps: int, best: KeepBest, first_epoch: int = 0) -> None:
         super().__init__()
         self._epochs, self._steps, self._best = epochs, steps, best
+        self._first_epoch = first_epoch
         self._is_terminal = sys.stderr.isatty()
-        self._epoch = 0
+        self._epoch = first_epoch
         self._numbers = ""
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -110,7 +115,7 @@ class Progress(keras.callbacks.Callback):
 
     def _show(self, epochs_done: float) -> None:
         elapsed = _clock() - self._start
-        left = elapsed * (self._epochs / epochs_done - 1)
+        left = elapsed * (self._epochs - epochs_done) / (epochs_done - self._first_epoch)
         clock = f"{duration(left)} left" if left else f"took {duration(elapsed)}"
         line = f"epoch {math.ceil(epochs_done)}/{self._epochs}, {clock}{self._numbers}"
         if self._is_terminal:
