@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_freeze as kf
-from keras_freeze.paper import training
+from keras_freeze.paper import backup, training
 
 pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="Keras's JAX trainer is meant"),
@@ -45,13 +45,14 @@ def test_they_train_like_single_steps(method, freeze_rate):
 
 
 class _Interrupt(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        raise KeyboardInterrupt
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_the_network_is_an_ordinary_one_afterwards(is_interrupted):
-    setup = prepare(epochs=1)
+    setup = prepare(epochs=2 if is_interrupted else 1)
     network = setup.network
     if is_interrupted:
         with pytest.raises(KeyboardInterrupt):
@@ -64,6 +65,21 @@ def test_the_network_is_an_ordinary_one_afterwards(is_interrupted):
     before = int(network.optimizer.iterations)
     network.fit(setup.batches(), shuffle=False, verbose=0)
     assert int(network.optimizer.iterations) == before + 80
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, monkeypatch):
+    def short():
+        return prepare("freezenet-wd", 0.9, epochs=3, steps_per_epoch=20)
+
+    monkeypatch.setattr(backup, "_SECONDS_BETWEEN_BACKUPS", 0.0)
+    expected = short().fit(verbose=False)
+    path = tmp_path / "run.npz"
+    with pytest.raises(KeyboardInterrupt):
+        short().fit([_Interrupt()], verbose=False, backup=path)
+    result = short().fit(verbose=False, backup=path)
+    assert result.history == expected.history
+    pairs = zip(result.model.get_weights(), expected.model.get_weights(), strict=True)
+    assert all(value.tobytes() == wanted.tobytes() for value, wanted in pairs)
 
 
 @pytest.mark.parametrize(
