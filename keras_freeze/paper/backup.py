@@ -96,7 +96,7 @@ class Backup(keras.callbacks.Callback):
         for name, value in logs.items():
             self._history.setdefault(name, []).append(float(value))
         now = time.monotonic()
-        if now - self._last < _SECONDS_BETWEEN_BACKUPS:
+        if now - self._last < _SECONDS_BETWEEN_BACKUPS or self.model.stop_training:
             return
         self._last = now
         seconds = self._before.seconds + now - self._start

@@ -214,8 +214,10 @@ def prepare_run(run: "Run", data_dir: str | os.PathLike[str] | None = None) -> S
 def _steps_in_one_call(run: "Run", network: keras.Model, steps: int, most: int) -> int:
     """Return how many steps `several_steps` makes one: a divisor of an epoch's steps."""
     is_quicker = _is_small(network) and not _has_convolutions(network)
-    if keras.backend.backend() != "jax" or not is_quicker or run.schedule is not None:
-        return 1  # changes of a mask make steps of their own
+    # Changes of a mask make steps of their own; a distribution divides the first axis of the data.
+    is_plain = run.schedule is None and keras.distribution.distribution() is None
+    if keras.backend.backend() != "jax" or not is_quicker or not is_plain:
+        return 1
     recipe, num_images = run.recipe, datasets.info(run.dataset).num_training
     num_images -= round(recipe.validation_fraction * num_images)
     is_last_batch_full = steps * recipe.batch_size <= num_images

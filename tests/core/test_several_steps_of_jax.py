@@ -94,3 +94,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, monkeypatch):
 )
 def test_how_many_steps_are_one_call(settings, together):
     assert prepare(**settings).together == together
+
+
+def test_distributed_data_train_step_by_step():
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    try:
+        setup = prepare(epochs=1, steps_per_epoch=4)
+        assert setup.together == 1
+        assert np.isfinite(setup.fit(verbose=False).history["loss"]).all()
+    finally:
+        keras.distribution.set_distribution(None)
