@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from keras_freeze import backend
 from keras_freeze._utils.files import replacing
 from keras_freeze.model_state import get_mask
-from keras_freeze.paper.training_callbacks import KeepBest
+from keras_freeze.paper.training_callbacks import KeepBest, set_values, values_of
 from keras_freeze.paper.training_result import versions
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ class Backup(keras.callbacks.Callback):
             message = "The run starts again, as it cannot go on from %s: %s"
             _logger.warning(message, os.fspath(self._path), error)
             return self._before
-        self._network.set_weights(arrays["weights"])
-        self._network.optimizer.set_weights(arrays["state"])
+        set_values(self._network, arrays["weights"], arrays["state"])
         best = self._best
         best.epoch, best.accuracy = about["best_epoch"], about["best_accuracy"]
         best.weights, best.state = arrays["best_weights"], arrays["best_state"]
@@ -120,13 +118,8 @@ class Backup(keras.callbacks.Callback):
             "best_epoch": self._best.epoch,
             "best_accuracy": self._best.accuracy,
         }
-        model = self.model  # on JAX this writes to its variables what has been trained
-        values = (
-            [backend.to_numpy(v) for v in model.weights],
-            [backend.to_numpy(v) for v in model.optimizer.variables],
-            self._best.weights or [],
-            self._best.state or [],
-        )
+        # On JAX `self.model` writes to the variables what has been trained.
+        values = (*values_of(self.model), self._best.weights or [], self._best.state or [])
         arrays: dict[str, Any] = {
             f"{kind}/{number}": array
             for kind, of_kind in zip(_KINDS, values, strict=True)

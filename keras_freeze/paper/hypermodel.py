@@ -15,7 +15,7 @@ from keras_freeze.paper._keras_tuner import TrialStatus, keras_tuner
 from keras_freeze.paper.preparation import Setup, prepare_run
 from keras_freeze.paper.recipes import LEARNING_RATES, METHODS
 from keras_freeze.paper.run import Run
-from keras_freeze.paper.training_callbacks import StopWhenNotFinite
+from keras_freeze.paper.training_callbacks import StopWhenNotFinite, set_values, values_of
 
 
 def check_trials(tuner: Any) -> None:
@@ -226,15 +226,13 @@ class _EndAtDivergence(StopWhenNotFinite):
         self._guessing = {"loss": math.log(num_classes), "accuracy": 1 / num_classes}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._start = self.model.get_weights()
-        self._state = [keras.ops.convert_to_numpy(v) for v in self.model.optimizer.variables]
+        self._start = values_of(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.epoch is None:
             return
-        self.model.set_weights(self._start)
-        self.model.optimizer.set_weights(self._state)
+        set_values(self.model, *self._start)
         for name, value in self._guessing.items():
             logs[name] = logs[f"val_{name}"] = value
 

@@ -218,9 +218,8 @@ def _steps_in_one_call(run: "Run", network: keras.Model, steps: int, most: int) 
     is_plain = run.schedule is None and keras.distribution.distribution() is None
     if keras.backend.backend() != "jax" or not is_quicker or not is_plain:
         return 1
-    recipe, num_images = run.recipe, datasets.info(run.dataset).num_training
-    num_images -= round(recipe.validation_fraction * num_images)
-    is_last_batch_full = steps * recipe.batch_size <= num_images
+    num_images = datasets.info(run.dataset).num_left(run.recipe.validation_fraction)
+    is_last_batch_full = steps * run.recipe.batch_size <= num_images
     return steps_together(steps, most) if is_last_batch_full else 1
 
 

@@ -15,6 +15,21 @@ from keras_freeze._utils.text import duration
 _clock = time.monotonic  # under this name so that tests can replace it
 
 
+def values_of(model: keras.Model) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return copies of the values of a model's weights and of its optimizer's variables."""
+    weights, state = model.weights, model.optimizer.variables
+    return [backend.to_numpy(v) for v in weights], [backend.to_numpy(v) for v in state]
+
+
+def set_values(model: keras.Model, weights: list[np.ndarray], state: list[np.ndarray]) -> None:
+    """Set what `values_of` returned.
+
+    FreezeNet-WD's frozen weights and the factor that they have shrunk by belong together.
+    """
+    model.set_weights(weights)
+    model.optimizer.set_weights(state)
+
+
 class KeepBest(keras.callbacks.Callback):
     """Restores the weights and the optimizer state of the first best validation epoch.
 
@@ -47,15 +62,12 @@ class KeepBest(keras.callbacks.Callback):
             self._keep()
 
     def on_train_end(self, logs: Any = None) -> None:
-        if self.weights is None:
+        if self.weights is None or self.state is None:
             return
-        self.model.set_weights(self.weights)
-        # FreezeNet-WD's frozen weights and the factor that they have shrunk by belong together.
-        self.model.optimizer.set_weights(self.state)
+        set_values(self.model, self.weights, self.state)
 
     def _keep(self) -> None:
-        self.weights = [backend.to_numpy(v) for v in self.model.weights]
-        self.state = [backend.to_numpy(v) for v in self.model.optimizer.variables]
+        self.weights, self.state = values_of(self.model)
 
 
 class StopWhenNotFinite(keras.callbacks.Callback):

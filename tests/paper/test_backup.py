@@ -83,11 +83,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, settings):
 def test_the_seconds_of_all_parts_are_counted(tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     interrupted(path)
-    with np.load(path) as file:
-        arrays = dict(file)
-    about = json.loads(str(arrays["about"]))
-    about["before"]["seconds"] = 1e6
-    np.savez(path, **{**arrays, "about": np.array(json.dumps(about))})
+    _change_about(path, lambda about: about["before"].update(seconds=1e6))
     assert 1e6 < setup_of().fit(verbose=False, backup=path).seconds < 1.1e6
 
 
@@ -110,15 +106,15 @@ def _damaged(path):
 
 
 def _of_another_seed(path):
-    _change_about(path, lambda of: of["run"].update(seed=2))
+    _change_about(path, lambda about: about["of"]["run"].update(seed=2))
 
 
 def _of_another_version(path):
-    _change_about(path, lambda of: of["versions"].update(keras="3.0"))
+    _change_about(path, lambda about: about["of"]["versions"].update(keras="3.0"))
 
 
 def _of_another_mask(path):
-    _change_about(path, lambda of: of.update(mask="0" * 40))
+    _change_about(path, lambda about: about["of"].update(mask="0" * 40))
 
 
 def _without_an_entry(path):
@@ -132,7 +128,7 @@ def _change_about(path, change):
     with np.load(path) as file:
         arrays = dict(file)
     about = json.loads(str(arrays["about"]))
-    change(about["of"])
+    change(about)
     np.savez(path, **{**arrays, "about": np.array(json.dumps(about))})
 
 

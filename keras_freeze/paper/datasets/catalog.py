@@ -36,12 +36,16 @@ class DatasetInfo:
     @property
     def num_examples(self) -> dict[str, int]:
         """Images per split at the default `validation_fraction`."""
-        validation = round(self.validation_fraction * self.num_training)
+        train = self.num_left(self.validation_fraction)
         return {
-            "train": self.num_training - validation,
-            "validation": validation,
+            "train": train,
+            "validation": self.num_training - train,
             "test": self.num_test,
         }
+
+    def num_left(self, validation_fraction: float) -> int:
+        """Return how many training images are left where this share is held out for validation."""
+        return self.num_training - round(validation_fraction * self.num_training)
 
 
 _COLOR: dict[str, Any] = {"batch_size": 128, "augment": True, "per_channel": True}

@@ -103,8 +103,7 @@ def steps_per_epoch(run: Run) -> int:
         >>> steps_per_epoch(Run("mnist", "lenet_300_100", "freezenet", 0.99, seed=0))
         540
     """
-    images = datasets.info(run.dataset).num_training
-    images -= round(run.recipe.validation_fraction * images)
+    images = datasets.info(run.dataset).num_left(run.recipe.validation_fraction)
     steps = math.ceil(images / run.recipe.batch_size)
     return steps if run.steps_per_epoch is None else min(steps, run.steps_per_epoch)
 
