@@ -61,7 +61,7 @@ def sweep(
         callbacks_of: returns more Keras callbacks for a run, such as a TensorBoard in a folder that
             `run.label` names. None: there are none. What they have in memory would not survive an
             interruption.
-        verbose: whether to show a line on standard error for each run that has ended.
+        verbose: whether to show a line on standard error for each run that has ended or goes on.
 
     Returns:
         The `Results` of the folder: every run is in it.
@@ -190,6 +190,8 @@ class _RunTuner(BaseTuner):
         run = _run_of(trial)
         if run not in self._results:
             how, backup = self._how, self._backup_of(run)
+            if self._progress is not None and backup.exists():
+                self._progress.show_interrupted(run)
             try:
                 if self._callbacks_of is None:
                     record = run.execute(backup=backup, **how)
@@ -213,7 +215,7 @@ class _RunTuner(BaseTuner):
 
 
 class _Progress:
-    """One line on standard error for each run that has ended."""
+    """One line on standard error for each run that has ended or goes on."""
 
     def __init__(self, runs: Sequence[Run], results: Results) -> None:
         self._runs, self._results = runs, results
@@ -228,6 +230,9 @@ class _Progress:
         if left:
             parts.append(f"{duration(left)} left")
         print(f"{num_done}/{num} {'; '.join(parts)}", file=sys.stderr, flush=True)
+
+    def show_interrupted(self, run: Run) -> None:
+        print(f"{run.label}: going on from its backup", file=sys.stderr, flush=True)
 
     def _num_done(self) -> int:
         return sum(run in self._results for run in self._runs)

@@ -223,7 +223,7 @@ def execute_interrupted(monkeypatch, epoch):
     return observer.begun
 
 
-def test_a_sweep_goes_on_in_the_middle_of_a_run(tmp_path, monkeypatch):
+def test_a_sweep_goes_on_in_the_middle_of_a_run(tmp_path, monkeypatch, capsys):
     runs = [
         Run(
             "mnist_5k",
@@ -245,8 +245,10 @@ def test_a_sweep_goes_on_in_the_middle_of_a_run(tmp_path, monkeypatch):
             sweep(runs, folder, verbose=False)
     assert len(list(folder.glob("unfinished-*.npz"))) == 1
     begun = execute_interrupted(monkeypatch, None)
-    results = sweep(runs, folder, verbose=False)
+    results = sweep(runs, folder)
     assert begun == [2, 3, 0, 1, 2, 3]
+    going_on = [line for line in capsys.readouterr().err.splitlines() if "going on" in line]
+    assert going_on == [f"{runs[0].label}: going on from its backup"]
     assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
     for run in runs:
         differing = {"seconds"}
