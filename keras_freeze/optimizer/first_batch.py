@@ -34,11 +34,15 @@ def prepare_for_mask(model: keras.Model, optimizer: "MaskedOptimizer") -> None:
     is_ours = isinstance(function, TrainFunction)
     if function is not None and not is_ours and not _keras_private.is_train_function(function):
         return  # someone has wrapped another around it, which could not be made again
-    if is_only and (is_compact or optimizer.can_become_compact):
+    if not is_only:
+        return
+    if is_compact or optimizer.can_become_compact:
         function = TrainFunction(model, optimizer)
         if optimizer.has_refused_functions:
             function.forget()
         model.train_function = function
+    elif optimizer.has_refused_functions:
+        make_train_function_again(model)
 
 
 def make_train_function_again(model: keras.Model) -> None:

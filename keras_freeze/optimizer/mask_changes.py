@@ -53,7 +53,8 @@ def change_mask(optimizer: "MaskedOptimizer", mask: FreezeMask, compact: bool) -
         assert before is not None
         mask = relabel(mask, optimizer.parameters)
         _freeze_what_leaves(optimizer, before, mask)
-        return _replace(optimizer, before, mask, compact)
+        # Even where the first batch has decided, it is not why a dense update is dense now.
+        return _replace(optimizer, before, mask, compact, by_first_batch=False)
 
 
 def change_update(optimizer: "MaskedOptimizer", compact: bool) -> None:
@@ -61,7 +62,9 @@ def change_update(optimizer: "MaskedOptimizer", compact: bool) -> None:
     with exclusive(optimizer):
         mask = optimizer.mask
         assert mask is not None
-        _replace(optimizer, mask, mask, compact)
+        assert optimizer.update is not None
+        by_first_batch = optimizer.update.by_first_batch
+        _replace(optimizer, mask, mask, compact, by_first_batch=by_first_batch)
 
 
 def decide_at_rate(optimizer: "MaskedOptimizer", freeze_rate: float) -> None:
@@ -100,7 +103,12 @@ def _freeze_what_leaves(optimizer: "MaskedOptimizer", before: FreezeMask, mask: 
 
 
 def _replace(
-    optimizer: "MaskedOptimizer", before: FreezeMask, mask: FreezeMask, compact: bool
+    optimizer: "MaskedOptimizer",
+    before: FreezeMask,
+    mask: FreezeMask,
+    compact: bool,
+    *,
+    by_first_batch: bool,
 ) -> bool:
     """Set a mask and its update, with the slots and values on a grid of what stays trained."""
     update = optimizer.update
@@ -109,7 +117,9 @@ def _replace(
     is_new = was_compact != compact or not update.accepts(mask, compact)
     slots = _slot_values(update, update.inner) if is_new else {}
     if is_new:
-        state = replace(optimizer.state, mask=mask, compact=compact, grid={})
+        state = replace(
+            optimizer.state, mask=mask, compact=compact, by_first_batch=by_first_batch, grid={}
+        )
         optimizer.rebuild(state, optimizer.built_variables)
         update = optimizer.update
         assert update is not None

@@ -164,6 +164,28 @@ def test_starts_that_weights_trained_whole_did_not_have_are_not_in_a_file(tmp_pa
         train(kf.load(tmp_path / "model.freeze"), rigl(), epochs=1)
 
 
+@pytest.mark.parametrize("is_frozen_before", [True, False])
+@pytest.mark.parametrize("inner", ["adam", "muon"])
+@pytest.mark.parametrize(("num_trained", "num_saved"), [(2, 1), (1, 2), (1, 1)])
+def test_weights_of_another_moment_are_where_training_goes_on(
+    num_trained, num_saved, inner, is_frozen_before, tmp_path
+):
+    def trained(epochs):
+        model = compiled(two_dense_layers(), kf.FreezeOptimizer(OPTIMIZERS[inner](), 0.7))
+        if is_frozen_before:
+            kf.freeze(model, X[:8], Y[:8], freeze_rate=0.5)
+        train(model, gradual(0.5, end=8), epochs=epochs)
+        return model
+
+    trained(num_saved).save_weights(tmp_path / "some.weights.h5")
+    model = trained(num_trained)
+    model.load_weights(tmp_path / "some.weights.h5")
+    train(model, gradual(0.5, end=8), epochs=3 - num_saved)
+    whole = trained(3)
+    assert kf.get_mask(model) == kf.get_mask(whole)
+    assert_same_weights(model, whole)
+
+
 @slow_elsewhere
 def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     model = two_dense_layers()

@@ -107,23 +107,32 @@ def test_a_mask_that_moves_needs_no_new_training_step(inner):
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="nothing is traced on PyTorch")
-def test_gradual_freezing_needs_two_new_training_steps():
+@pytest.mark.parametrize(
+    ("initial_rate", "is_frozen_before", "num_steps"),
+    # The step of the first batch is one more.
+    [(0.0, False, 3), (0.5, True, 3), (0.5, False, 4)],
+)
+@pytest.mark.cases(2)
+def test_gradual_freezing_needs_two_new_training_steps(initial_rate, is_frozen_before, num_steps):
     traces = []
 
     def loss(y, outputs):
         traces.append(None)
         return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
 
-    model = two_dense_layers()
-    model.compile(kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7), loss)
-    train(model, epochs=0)
-    train(model, GradualFreezing(0.0, 0.9, 20, 21), epochs=1)
+    def network():
+        model = two_dense_layers()
+        model.compile(kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7), loss)
+        return model
+
+    train(network(), GradualFreezing(0.0, 0.9, 20, 21), epochs=1)
     num_traces = len(traces)
-    model = two_dense_layers()
-    model.compile(kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7), loss)
+    model = network()
+    if is_frozen_before:
+        kf.freeze(model, X[:8], Y[:8], freeze_rate=initial_rate)
     traces.clear()
-    train(model, gradual(frequency=1), epochs=2)
-    assert len(traces) <= 3 * num_traces
+    train(model, gradual(initial_rate, frequency=1), epochs=2)
+    assert len(traces) <= num_steps * num_traces
 
 
 @slow_elsewhere
