@@ -1,6 +1,7 @@
 """The callback that freezes more and more weights."""
 
 import functools
+from collections.abc import Sequence
 
 import keras
 
@@ -9,7 +10,7 @@ from keras_freeze._utils.validation import check_int, check_number
 from keras_freeze.callbacks.mask_schedule import MaskSchedule, distances_to_frozen, num_batches
 from keras_freeze.masks.changing import keep_largest
 from keras_freeze.masks.distributions import Group
-from keras_freeze.masks.mask import FreezeMask
+from keras_freeze.masks.mask import FreezeMask, MaskEntry
 from keras_freeze.masks.selection import check_freeze_rate
 from keras_freeze.optimizer.first_batch import make_train_function_again
 from keras_freeze.optimizer.freeze_optimizer import FreezeOptimizer
@@ -121,10 +122,13 @@ class GradualFreezing(MaskSchedule):
         self, model: keras.Model, optimizer: FreezeOptimizer, mask: FreezeMask, step: int
     ) -> None:
         entries, groups = weights_in(mask), self._groups(optimizer, mask, step)
-        scores = [distances_to_frozen(optimizer, entry) for entry in entries]
-        now = [entry.trained for entry in entries]
-        trained, num_rescued = keep_largest(scores, now, groups, optimizer.structure)
-        masks = {e.position: one for e, one in zip(entries, trained, strict=True)}
+        masks, num_rescued = {}, mask.num_rescued
+        # Else a weight that was rescued would take another's place once the mask is loaded.
+        if not _are_reached(groups, entries, mask.num_rescued):
+            scores = [distances_to_frozen(optimizer, entry) for entry in entries]
+            now = [entry.trained for entry in entries]
+            trained, num_rescued = keep_largest(scores, now, groups, optimizer.structure)
+            masks = {e.position: one for e, one in zip(entries, trained, strict=True)}
         # Elsewhere, each number of trained weights would need a training step of its own.
         has_vectors = backend.STEPS_ARE_EAGER or step >= self._end
         is_compact = has_vectors and optimizer.is_coordinate_wise
@@ -138,6 +142,17 @@ class GradualFreezing(MaskSchedule):
             rate=functools.partial(self._rate, step),
             freeze_rate=self._final_rate,
         )
+
+
+def _are_reached(groups: Sequence[Group], entries: Sequence[MaskEntry], num_rescued: int) -> bool:
+    """Return whether no more weights are trained than groups allow, besides rescued ones."""
+    num_more = 0
+    for group in groups:
+        more = sum(int(entries[i].trained.sum()) for i in group.members) - group.num_trained
+        if more > 0 and not group.rescues:
+            return False
+        num_more += max(more, 0)
+    return num_more <= num_rescued
 
 
 def _checked(name: str, rate: float, minimum: float) -> float:

@@ -187,6 +187,25 @@ def test_weights_of_another_moment_are_where_training_goes_on(
 
 
 @slow_elsewhere
+def test_what_was_rescued_stays_after_loading_and_takes_no_place(tmp_path):
+    def trained(epochs):
+        model = two_dense_layers()
+        kf.reinitialize(model, seed=1)
+        compiled(model, kf.FreezeOptimizer(OPTIMIZERS["accumulating"](), 0.7))
+        train(model, gradual(0.3, begin=0, end=1, frequency=1), epochs=epochs)
+        return model
+
+    whole, half = trained(3), trained(2)
+    mask = kf.get_mask(half)
+    assert (mask.num_trained, mask.num_rescued) == (8, 1)
+    kf.save(half, tmp_path / "half.freeze", include_optimizer=True)
+    half = kf.load(tmp_path / "half.freeze")
+    train(half, gradual(0.3, begin=0, end=1, frequency=1), epochs=1)
+    assert_same_weights(half, whole)
+    assert np.array_equal(*(kf.get_mask(m).entries[0].trained for m in (half, whole)))
+
+
+@slow_elsewhere
 def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
