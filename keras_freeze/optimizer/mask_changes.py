@@ -60,11 +60,10 @@ def change_mask(optimizer: "MaskedOptimizer", mask: FreezeMask, compact: bool) -
 def change_update(optimizer: "MaskedOptimizer", compact: bool) -> None:
     """Change to the compact or the dense update, with the same mask, slots and weights."""
     with exclusive(optimizer):
-        mask = optimizer.mask
+        mask, update = optimizer.mask, optimizer.update
         assert mask is not None
-        assert optimizer.update is not None
-        by_first_batch = optimizer.update.by_first_batch
-        _replace(optimizer, mask, mask, compact, by_first_batch=by_first_batch)
+        assert update is not None
+        _replace(optimizer, mask, mask, compact, by_first_batch=update.by_first_batch)
 
 
 def decide_at_rate(optimizer: "MaskedOptimizer", freeze_rate: float) -> None:
