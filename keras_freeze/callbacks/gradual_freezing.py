@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 
 from keras_freeze import backend
 from keras_freeze._utils.validation import check_int, check_number
@@ -124,7 +125,7 @@ class GradualFreezing(MaskSchedule):
         entries, groups = weights_in(mask), self._groups(optimizer, mask, step)
         masks, num_rescued = {}, mask.num_rescued
         # Else a weight that was rescued would take another's place once the mask is loaded.
-        if not _are_reached(groups, entries, mask.num_rescued):
+        if not _are_reached(groups, entries, num_rescued):
             scores = [distances_to_frozen(optimizer, entry) for entry in entries]
             now = [entry.trained for entry in entries]
             trained, num_rescued = keep_largest(scores, now, groups, optimizer.structure)
@@ -148,7 +149,8 @@ def _are_reached(groups: Sequence[Group], entries: Sequence[MaskEntry], num_resc
     """Return whether no more weights are trained than groups allow, besides rescued ones."""
     num_more = 0
     for group in groups:
-        more = sum(int(entries[i].trained.sum()) for i in group.members) - group.num_trained
+        num_trained = sum(int(np.count_nonzero(entries[i].trained)) for i in group.members)
+        more = num_trained - group.num_trained
         if more > 0 and not group.rescues:
             return False
         num_more += max(more, 0)

@@ -28,14 +28,13 @@ changed how its training step is computed."""
 def prepare_for_mask(model: keras.Model, optimizer: "MaskedOptimizer") -> None:
     """Let `fit` of a model do what its optimizer's mask allows, as soon as there is one."""
     outer = getattr(model, "optimizer", None)
-    is_only = optimizer in walk(outer) and not is_one_of_several(optimizer, outer)
+    if optimizer not in walk(outer) or is_one_of_several(optimizer, outer):
+        return
     is_compact = isinstance(optimizer.update, CompactUpdate)
     function: Any = model.train_function
     is_ours = isinstance(function, TrainFunction)
     if function is not None and not is_ours and not _keras_private.is_train_function(function):
         return  # someone has wrapped another around it, which could not be made again
-    if not is_only:
-        return
     if is_compact or optimizer.can_become_compact:
         function = TrainFunction(model, optimizer)
         if optimizer.has_refused_functions:
