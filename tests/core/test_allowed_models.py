@@ -318,6 +318,7 @@ def assert_the_same_comes_back(model, path, **arguments):
     return loaded
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_all_layers_come_back(name, tmp_path):
     model = MODELS[name]()

@@ -276,6 +276,7 @@ def test_training_is_the_same_with_and_without_the_board(tmp_path):
 # Frozen weights that stay
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("first_batch", [False, True])
 @pytest.mark.parametrize("kind", list(optimizers()))
 def test_frozen_weights_do_not_drift(tmp_path, kind, first_batch):
@@ -298,6 +299,7 @@ def test_frozen_weights_do_not_drift(tmp_path, kind, first_batch):
             assert same_bits(now, start)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["mixed_float16", "bfloat16"])
 def test_other_precisions_are_compared_bit_by_bit(tmp_path, dtype):
     x, y = blobs()
@@ -327,6 +329,7 @@ def test_swapped_averages_are_no_drift(tmp_path):
     assert drifts(tmp_path / "0") == drifts(tmp_path / "1") == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("first_batch", [False, True])
 def test_training_goes_on_from_a_backup_without_drift(tmp_path, first_batch):
     x, y = blobs()
@@ -347,6 +350,7 @@ def test_training_goes_on_from_a_backup_without_drift(tmp_path, first_batch):
     assert read(tmp_path)["frozen_drift"] == dict.fromkeys(range(4), 0.0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("first_batch", [False, True])
 @pytest.mark.parametrize(
     ("kind", "in_the_middle", "board_first"),
@@ -376,6 +380,7 @@ def test_replaced_mask_is_no_drift(tmp_path, kind, in_the_middle, board_first, f
     assert drifts(tmp_path) == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["compact", "zero", "decay"])
 def test_weight_that_a_replaced_mask_freezes_is_watched_from_then_on(tmp_path, kind):
     x, y = blobs()
@@ -416,6 +421,7 @@ def test_weight_that_both_masks_freeze_is_still_compared_with_its_start(tmp_path
 # Frozen weights that are moved by hand
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("first_batch", [False, True])
 @pytest.mark.parametrize("kind", ["compact", "full shape", "zero", "loss scale"])
 def test_each_weight_that_differs_in_one_bit_is_counted(tmp_path, kind, first_batch):

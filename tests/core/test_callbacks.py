@@ -74,6 +74,7 @@ def watching(folder):
     ]
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_callbacks_that_watch_leave_training_as_it_is(tmp_path, way):
     watched, alone = frozen_model(way), frozen_model(way)
@@ -83,6 +84,7 @@ def test_callbacks_that_watch_leave_training_as_it_is(tmp_path, way):
     assert kf.get_mask(watched) == kf.get_mask(alone)
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_gradient_flow_is_in_the_history(way):
     flow = kf.callbacks.GradientFlowHistory(X, Y)
@@ -93,6 +95,7 @@ def test_gradient_flow_is_in_the_history(way):
     assert min(flow.history["gradient_flow"]) > 0
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_freeze_board_writes_a_drift_of_zero_and_the_rate(tmp_path, way):
     train(frozen_model(way), kf.callbacks.FreezeBoard(tmp_path, X, Y))
@@ -102,6 +105,7 @@ def test_freeze_board_writes_a_drift_of_zero_and_the_rate(tmp_path, way):
     assert [event.value for event in found.Scalars("freeze_rate")] == [0.75] * EPOCHS
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_early_stopping_restores_the_weights_of_the_best_epoch(way):
     model, one_epoch = frozen_model(way), frozen_model(way)
@@ -119,6 +123,7 @@ def test_early_stopping_restores_the_weights_of_the_best_epoch(way):
     )
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_reduce_on_plateau_lowers_the_inner_rate(way):
     model = frozen_model(way)
@@ -128,6 +133,7 @@ def test_reduce_on_plateau_lowers_the_inner_rate(way):
     assert float(model.optimizer.inner_optimizer.learning_rate) == np.float32(0.025)
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_scheduled_rates_decide_the_steps(way):
     def train_at(*rates):
@@ -141,6 +147,7 @@ def test_scheduled_rates_decide_the_steps(way):
     assert all(same_bits(*pair) for pair in pairs)
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_checkpoint_of_the_best_epoch_has_its_weights_and_the_mask(tmp_path, way):
     model, one_epoch = frozen_model(way), frozen_model(way)
@@ -169,6 +176,7 @@ class Seen(kc.Callback):
         self.of_evaluations.append(values_of(self.model.trainable_variables))
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_swapped_averages_are_evaluated_and_keep_frozen_bits(way):
     model, seen = frozen_model(way, averaging()), Seen()
@@ -219,6 +227,7 @@ class AfterFirstEpoch(kc.Callback):
             self.start = values_of(self.model.trainable_variables)
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_mask_replaced_during_fit_decides_from_then_on(way):
     model = frozen_model(way)
@@ -234,6 +243,7 @@ def test_mask_replaced_during_fit_decides_from_then_on(way):
     assert_trained_moved(model.trainable_variables, replace.result, replace.start)
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_network_reinitialized_during_fit_trains_on_from_its_new_start(way):
     model, masks = frozen_model(way), []

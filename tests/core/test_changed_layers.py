@@ -52,7 +52,7 @@ def entry_of(mask, name):
     return next((e for e in mask.entries if name in e.path), None)
 
 
-@pytest.mark.cases(2, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.filterwarnings("ignore:Layer .* does not have")
 @pytest.mark.parametrize("way", axes.WAYS)
 @pytest.mark.parametrize(("layer", "change"), CASES)
@@ -85,7 +85,7 @@ def test_a_changed_model_loads_with_a_warning_and_keeps_what_mask_it_can(
     assert any((value_of(v) != old).any() for v, old in zip(loaded.variables, before, strict=True))
 
 
-@pytest.mark.cases(2, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.filterwarnings("ignore:Layer .* does not have")
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("change", REPLACED)

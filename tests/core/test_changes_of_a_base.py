@@ -32,6 +32,7 @@ def labelled(model):
     return [(v.path, value_of(v)) for v in model.variables]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("share", [1.0, 0.01])
 @pytest.mark.parametrize("name", [name for name in storage_cases.MODELS if name != "lora"])
 def test_any_trained_model_is_a_delta_on_its_base(name, share, tmp_path):
@@ -79,6 +80,7 @@ def test_values_that_moved_little_take_fewer_bits_than_values(tmp_path):
     assert sizes[0] < 0.75 * sizes[1]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("values", ["bfloat16", "float16"])
 def test_rounded_changes_are_what_is_rounded(values, tmp_path):
     base, tuned = base_and_tuned("mlp", learning_rate=1e-4)

@@ -307,7 +307,7 @@ def frozen_with_other_weights_of_the_same_numbers():
     return model
 
 
-@pytest.mark.cases(2, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @each_way
 @pytest.mark.parametrize(
     "target",
@@ -338,6 +338,7 @@ def assert_frozen_as_before(model, start):
             assert kernel[frozen].tobytes() == before[id(layer.kernel)][frozen].tobytes()
 
 
+@pytest.mark.cases(1)
 @each_way
 def test_model_checkpoint_of_the_best_epoch_brings_the_mask(tmp_path, way):
     path = tmp_path / "best.weights.h5"
@@ -352,6 +353,7 @@ def test_model_checkpoint_of_the_best_epoch_brings_the_mask(tmp_path, way):
     assert kf.get_mask(best) == kf.get_mask(model)
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 def test_a_whole_model_with_a_scaled_loss_goes_on_bit_for_bit(tmp_path, way):
     model = network()
@@ -373,6 +375,7 @@ def test_a_whole_model_with_a_scaled_loss_goes_on_bit_for_bit(tmp_path, way):
     ]
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 def test_mask_that_waits_for_the_optimizer_is_saved_again(tmp_path, saved, way):
     between = unbuilt()
@@ -384,6 +387,7 @@ def test_mask_that_waits_for_the_optimizer_is_saved_again(tmp_path, saved, way):
     assert kf.get_mask(last) == saved[way].mask
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 def test_a_model_whose_mask_waits_for_the_optimizer_is_copied_and_saved(tmp_path, saved, way):
     between = unbuilt()
@@ -394,6 +398,7 @@ def test_a_model_whose_mask_waits_for_the_optimizer_is_copied_and_saved(tmp_path
         assert kf.get_mask(last) == saved[way].mask
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["keras", "copy", "weights"])
 def test_a_mask_that_a_new_optimizer_will_take_over_is_saved(tmp_path, way):
     model = prepared("freeze")
@@ -415,6 +420,7 @@ def test_a_mask_that_a_new_optimizer_will_take_over_is_saved(tmp_path, way):
     assert kf.get_mask(model) == mask
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_a_model_whose_new_optimizer_has_other_settings_is_saved(tmp_path):
     model = prepared("freeze")
     model.compile(kf.FreezeOptimizer("adam", 0.123), model.loss)
@@ -451,6 +457,7 @@ LOOK_ALIKES = {
 }
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 @pytest.mark.parametrize("pair", LOOK_ALIKES)
 def test_another_inner_optimizer_with_as_many_variables_is_refused(tmp_path, way, pair):
@@ -468,6 +475,7 @@ def test_another_inner_optimizer_with_as_many_variables_is_refused(tmp_path, way
     assert f"Received: {second}, " in str(error.value)
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_mask_is_taken_over_by_another_inner_optimizer_that_is_not_built(saved):
     other = compiled(keras.optimizers.Lion(0.01), seed=1)
     other.load_weights(saved["freeze"].path("m.weights.h5"))
@@ -484,6 +492,7 @@ def test_learning_rate_of_another_optimizer_is_refused(tmp_path):
         unbuilt().load_weights(tmp_path / "m.weights.h5")
 
 
+@pytest.mark.cases(1)
 @each_way
 @pytest.mark.parametrize("exclude", [(), ("one", "two")], ids=["frozen", "excluded"])
 def test_layers_in_another_order_are_refused(tmp_path, way, exclude):

@@ -189,6 +189,7 @@ def test_apply_writes_a_freeze_file_that_needs_no_base(terminal, base):
     assert kf.get_mask(loaded) == kf.get_mask(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["again.keras", "again.freeze"])
 def test_remove_gives_the_base_back_bit_for_bit(name, terminal, base):
     terminal.succeeds(

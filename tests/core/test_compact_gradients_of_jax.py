@@ -191,6 +191,7 @@ def test_a_train_step_of_the_users_own_is_left_alone():
     assert (found[0] != start[0])[mask].all()
 
 
+@pytest.mark.cases(None, jax=1)
 @pytest.mark.parametrize("trained", ["several", "one"])
 def test_xla_neither_copies_a_kernel_nor_computes_its_whole_gradient(trained):
     """Of a kernel's shape there are its reads, and the entries that are set, in place."""

@@ -110,6 +110,7 @@ def replace(parameters):
 CHANGES = [lambda parameters: None, clip_by_norm, clip_by_value, scale_in_place, replace]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_custom_loop_trains_as_with_ordinary_gradients(change, restricted_products):
     _, _, expected = trained_in_loop(True, change)
@@ -146,6 +147,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_whatever_is_computed_is_that_of_a_tensor_with_zeros(operation):
     _, (found, *_) = gradients_of(False)
@@ -168,6 +170,7 @@ def test_entries_can_be_set_in_place():
     assert "CompactGradient" in repr(gradients[0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_optimizers_of_pytorch_take_them(optimizer):
     values = []
@@ -223,6 +226,7 @@ def test_functions_of_torch_func_see_ordinary_layers():
     np.testing.assert_allclose(slopes.detach(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["dense", "convolution"])
 def test_a_gradient_of_a_gradient_has_all_its_parts(kind):
     def make():

@@ -28,6 +28,7 @@ def train(model, way):
     fit(model, x, y)
 
 
+@pytest.mark.cases(None, tensorflow=0)
 @each_way
 def test_a_constraint_that_cannot_hold_is_a_warning_once(way):
     model = constrained()
@@ -45,6 +46,7 @@ def test_a_mask_of_ones_own_warns_of_a_bias_that_it_freezes():
         kf.freeze(model, mask={"head/bias": np.array([True, False, True])})
 
 
+@pytest.mark.cases(4, tensorflow=0)
 @each_way
 @pytest.mark.parametrize(
     "arguments", [{"freeze_rate": 0.0}, {"frozen_weights": "zero"}, {"exclude": "body"}]

@@ -124,7 +124,7 @@ def assert_trained_as_by_hand(model, mask, expected=None):
         assert np.abs(value_of(variable) - start)[trained].max() > 1e-3
 
 
-@pytest.mark.cases(None, tensorflow=1)
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_program_of_this_backend_trains_as_by_hand(variant, run, capsys):
     code = VARIANTS[variant](program(HEADINGS[keras.backend.backend()]))
@@ -141,6 +141,7 @@ def test_the_program_of_this_backend_trains_as_by_hand(variant, run, capsys):
     assert "5324 weights trained" in capsys.readouterr().out
 
 
+@pytest.mark.cases(1, jax=0)
 @pytest.mark.parametrize("way", ["freeze", "first_batch"])
 def test_the_program_of_this_backend_does_what_fit_does(way, run):
     left = run(VARIANTS[way](program(HEADINGS[keras.backend.backend()])))
@@ -170,6 +171,7 @@ class SharpnessAwareByHand(DenseByHand):
         return second
 
 
+@pytest.mark.cases(None, tensorflow=0)
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a program for TensorFlow")
 def test_the_program_that_moves_weights_itself_trains_as_by_hand(run):
     left = run(program("TensorFlow: a step that moves the weights itself"))

@@ -58,7 +58,7 @@ def two_inputs():
     return keras.Model({"a": a, "b": b}, keras.layers.Dense(3, name="head")(x))
 
 
-@pytest.mark.cases(6, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("batch_size", [None, 12, 100])
 @pytest.mark.parametrize("kind", SPARSE)
 def test_masks_move_by_sparse_matrices_as_by_dense_ones(kind, batch_size):
@@ -67,6 +67,7 @@ def test_masks_move_by_sparse_matrices_as_by_dense_ones(kind, batch_size):
     assert masks_of(sparse, batch_size=batch_size) == masks_of(x, batch_size=batch_size)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("batch_size", [None, 12])
 @pytest.mark.parametrize("kind", ["tensors", "float64", "strided", "masked arrays"])
@@ -82,6 +83,7 @@ def test_masks_move_by_every_kind_of_array(kind, batch_size):
     assert masks_of(convert(X), convert(Y), batch_size=batch_size) == expected
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("kind", ["arrays", "tensors", "sparse"])
 def test_masks_move_by_dicts_of_arrays(kind):

@@ -56,6 +56,7 @@ def assert_bits(model, values):
         assert same_bits(old, value_of(variable)), variable.path
 
 
+@pytest.mark.same_on_all
 def test_every_switch_gives_the_network_bit_for_bit(base, files, tmp_path):
     before = values_of(weights(base))
     deltas = kf.DeltaSet(base)
@@ -121,6 +122,7 @@ def test_bad_names_and_files_leave_the_set_as_it_was(base, files, tmp_path):
         kf.DeltaSet("base.keras")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("active", ["few", None])
 def test_a_model_that_was_trained_since_is_not_switched(active, base, files, tmp_path):
     deltas = kf.DeltaSet(base)
@@ -249,6 +251,7 @@ def test_threads_that_hold_the_lock_see_one_delta(base, files, tmp_path):
     assert wrong == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("name", ["few", "pruned", "all"])
 def test_an_undo_file_turns_the_model_back(name, base, files, tmp_path):
@@ -294,8 +297,7 @@ model.save(sys.argv[3])
 """
 
 
-@pytest.mark.same_on_all
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_process_removes_a_delta(base, files, tmp_path):
     before = values_of(weights(base))
     kf.apply_delta(base, tmp_path / "few.freeze", keep_undo=tmp_path / "undo.freeze")
@@ -348,6 +350,7 @@ def follow(base, tuned, folder):
     kf.follow(base, folder / "stream")
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("way", [switch, apply, follow])
 def test_compiled_functions_have_the_statistics_of_the_delta(way, tmp_path):
     base, tuned = with_statistics(0.0), with_statistics(5.0)
@@ -380,6 +383,7 @@ def test_a_model_that_has_lora_since_switches_its_base(base, files, tmp_path):
     assert all(same_bits(added[id(v)], value_of(v)) for v in base.variables if id(v) in added)
 
 
+@pytest.mark.same_on_all
 def test_a_model_that_has_other_variables_since_stays_as_it_is(base, files, tmp_path):
     deltas = kf.DeltaSet(base)
     deltas.add("few", tmp_path / "few.freeze")
@@ -397,6 +401,7 @@ def test_a_model_that_has_other_variables_since_stays_as_it_is(base, files, tmp_
     assert deltas.active is None
 
 
+@pytest.mark.same_on_all
 def test_a_callback_of_the_users_may_switch_and_save_after_any_step(base, files, tmp_path):
     """JAX takes the values out of the variables while it trains."""
     base.layers[2].trainable = False  # its statistics stay, too

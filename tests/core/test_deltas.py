@@ -19,6 +19,7 @@ def base_model():
     return pretrained()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("values", ["float32", "float16"])
 def test_a_delta_is_small_and_loads_on_its_base(base, values, tmp_path):
     model = adapted(base)
@@ -32,6 +33,7 @@ def test_a_delta_is_small_and_loads_on_its_base(base, values, tmp_path):
     assert sizes[0] < sizes[1] / 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ending", ["keras", "freeze"])
 def test_the_base_may_be_a_file(base, ending, tmp_path):
     path = tmp_path / f"base.{ending}"
@@ -244,6 +246,7 @@ class WithoutTrainable(keras.Model):
         return {}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["first", "norm", "last"])
 def test_untrainable_layers_stay_so_where_the_configuration_does_not_say_it(name, tmp_path):
     model = WithoutTrainable()
@@ -266,6 +269,7 @@ def test_untrainable_layers_stay_so_where_the_configuration_does_not_say_it(name
     assert kf.get_mask(loaded) == kf.get_mask(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("difference", ["activation", "dtype", "trainable"])
 def test_a_base_of_the_same_values_and_other_settings_is_refused(difference, tmp_path):
     def network(**settings):
@@ -341,6 +345,7 @@ def test_a_delta_is_removed_from_a_model_that_has_lora_since(base, tmp_path):
         assert same_bits(value, value_of(variable)), variable.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_paths_that_no_file_can_have_are_named(path, base, tmp_path):
     kf.save(base, tmp_path / "d.freeze", base=copy_of(base))

@@ -251,6 +251,7 @@ def test_several_steps_in_one_execution_change_no_bit(here):
     assert same_bits(weights_of(model), here["trained/freeze"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to take a core away")
 def test_number_of_threads_changes_roundings_alone(here, other_threads):
     assert_same_bits(*(part(f, "initial/", "mask/", "frozen/") for f in (other_threads, here)))

@@ -89,7 +89,7 @@ def weights_of(model):
     return [v for v in model.trainable_variables if is_weight(v)]
 
 
-@pytest.mark.cases(None, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch", "first batch, compiled by XLA"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_largest_scores_of_each_layer_are_trained(name, way):
@@ -105,6 +105,7 @@ def test_the_largest_scores_of_each_layer_are_trained(name, way):
     assert mask.num_rescued == 0
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("criterion", ["magnitude", "random"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_criteria_without_data_train_as_many_weights_both_ways(name, criterion):
@@ -115,6 +116,7 @@ def test_criteria_without_data_train_as_many_weights_both_ways(name, criterion):
     assert kf.get_mask(by_freeze) == kf.get_mask(by_batch)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("arguments", [{"criterion": "grasp"}, {"criterion": lambda w, g: g * w}])
 def test_signed_scores_train_as_many_weights(arguments):
@@ -122,6 +124,7 @@ def test_signed_scores_train_as_many_weights(arguments):
         assert counts(decided("freeze", distribution, **arguments)) == COUNTS[name]
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 @pytest.mark.parametrize("distribution", ["uniform", "erk", {"*": 0.999}])
 def test_layers_without_a_share_train_one_weight(distribution, way):
@@ -133,6 +136,7 @@ def test_layers_without_a_share_train_one_weight(distribution, way):
     assert mask.num_rescued == kf.report(model).num_rescued == 4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_a_pattern_may_freeze_all_of_a_layer_or_nothing(way):
     model = decided(way, {"conv1": 1, "head": 0})
@@ -142,6 +146,7 @@ def test_a_pattern_may_freeze_all_of_a_layer_or_nothing(way):
     assert kf.get_mask(model).num_rescued == 0
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_a_rate_of_zero_leaves_the_rates_of_patterns(way):
     model = network()
@@ -153,6 +158,7 @@ def test_a_rate_of_zero_leaves_the_rates_of_patterns(way):
     assert_frozen_bits_kept(model.trainable_variables, kf.get_mask(model), start)
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_network_trains_on_with_what_was_frozen_kept(name):
     model = network()
@@ -165,6 +171,7 @@ def test_a_network_trains_on_with_what_was_frozen_kept(name):
     assert_trained_moved(model.trainable_variables, mask, start)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_masks_are_drawn_with_the_same_numbers(name):
     model = compiled(network(), freezer(DISTRIBUTIONS[name]))
@@ -172,6 +179,7 @@ def test_masks_are_drawn_with_the_same_numbers(name):
     assert counts(model) == COUNTS[name]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_report_counts_what_is_trained(name):
@@ -192,6 +200,7 @@ def test_what_is_excluded_has_no_share():
     ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 @pytest.mark.parametrize("pattern", ["fc3", "head", "fc1/bias"])
 def test_a_pattern_that_matches_no_weight_is_named(pattern, way):
@@ -239,6 +248,7 @@ def test_a_pattern_may_match_a_weight_that_has_no_gradient_in_a_train_step():
 # Settings
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("name", ["global", *DISTRIBUTIONS])
 def test_another_optimizer_inherits_the_mask_with_the_same_distribution_only(name):
@@ -292,6 +302,7 @@ def test_processes_must_have_the_same_distribution(monkeypatch):
 # Files
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_keras_files_keep_the_distribution(name, way, tmp_path):
@@ -310,6 +321,7 @@ def test_keras_files_keep_the_distribution(name, way, tmp_path):
     assert kf.get_mask(model) != mask
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Lamb])
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
@@ -404,6 +416,7 @@ def test_excluded_layers_may_be_called_as_the_model(tmp_path):
     assert counts(loaded) == [15]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", ["snip", "random", "magnitude"])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -443,6 +456,7 @@ def test_files_of_global_masks_do_not_name_the_distribution(tmp_path):
     assert (tmp_path / "model.freeze").read_bytes()[8] == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize(
     "rest",

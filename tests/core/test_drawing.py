@@ -139,6 +139,7 @@ def test_a_distribution_without_parameters_says_so():
         draw((3,), seed=0, mean=1.0)
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_the_projection_of_the_page_is_stored_as_its_seed(tmp_path):
     section = PAGE.read_text(encoding="utf-8").split("## A seed instead of a matrix\n")[1]
     (code,) = re.findall(r"^```python\n(.*?)^```$", section.split("\n## ")[0], re.M | re.S)

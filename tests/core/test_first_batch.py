@@ -74,6 +74,7 @@ def state_size(optimizer):
     return sum(int(np.prod(v.shape)) for v in optimizer.inner_optimizer.variables)
 
 
+@pytest.mark.cases(2, tensorflow=0, jax=1)
 @some
 @pytest.mark.parametrize("name", INNER)
 def test_slots_keep_their_values_when_the_update_becomes_compact(name):
@@ -130,7 +131,7 @@ def test_gradients_are_restricted_from_the_second_step():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.cases(None, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
 def test_training_goes_on_alike_however_it_is_divided(frozen_weights):
     x, y = data(steps=6)
@@ -150,7 +151,7 @@ def test_training_goes_on_alike_however_it_is_divided(frozen_weights):
             np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
 
 
-@pytest.mark.cases(None, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("saved_after", [1, 3])
 def test_resumed_training_has_the_same_bits(saved_after, tmp_path):
     x, y = data(steps=6)
@@ -171,6 +172,7 @@ def test_resumed_training_has_the_same_bits(saved_after, tmp_path):
         np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
 
 
+@pytest.mark.same_on_all
 def test_train_on_batch_becomes_compact():
     x, y = data()
     model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
@@ -199,7 +201,7 @@ def test_a_batch_that_is_not_finite_decides_nothing_and_the_next_one_does():
     assert not np.array_equal(values(model)[0], start)
 
 
-@pytest.mark.cases(None, tensorflow=1, jax=1)
+@pytest.mark.cases(1, jax=0)
 @pytest.mark.parametrize("criterion", ["gradient", "fisher", "snip"])
 def test_batches_of_any_size_decide_as_freeze_does(criterion):
     x = np.random.default_rng(0).normal(size=(8, 6, 5)).astype("float32")
@@ -230,6 +232,7 @@ def test_batches_of_any_size_decide_as_freeze_does(criterion):
     assert masks[0] == masks[1]
 
 
+@pytest.mark.same_on_all
 def test_optimizers_that_mix_entries_stay_dense():
     model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Lamb(0.1), 0.8))
     fit(model, *data())
@@ -237,6 +240,7 @@ def test_optimizers_that_mix_entries_stay_dense():
     assert not isinstance(model.train_function, TrainFunction)
 
 
+@pytest.mark.same_on_all
 def test_eager_steps_and_loss_scaling_become_compact():
     inner = kf.FreezeOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), 0.8)
     outer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
@@ -252,6 +256,7 @@ def test_eager_steps_and_loss_scaling_become_compact():
     assert (values(model)[0][frozen] == start[frozen]).all()
 
 
+@pytest.mark.same_on_all
 def test_a_callback_that_makes_the_train_function_again_is_respected():
     class Retrace(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -280,6 +285,7 @@ def test_weights_from_before_the_first_batch_let_the_next_batch_decide():
     assert optimizer.mask not in (None, first)
 
 
+@pytest.mark.same_on_all
 def test_a_failed_train_on_batch_leaves_the_model_as_it_was():
     x, y = data()
     model, _ = linear_model(kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.8))
@@ -296,6 +302,7 @@ def test_a_failed_train_on_batch_leaves_the_model_as_it_was():
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("what", ["own make_train_function", "wrapped train_function"])
 def test_train_functions_of_the_user_are_used(what):
     calls = []
@@ -384,6 +391,7 @@ def test_optimizer_weights_from_before_the_first_batch_can_be_set():
     assert (values(model)[0] == start).any()
 
 
+@pytest.mark.same_on_all
 def test_a_train_step_of_the_users_keeps_ordinary_gradients():
     class Own(keras.Sequential):
         def train_step(self, *arguments):
@@ -413,7 +421,7 @@ def test_a_loaded_model_restricts_gradients_in_fit_unless_they_are_restored(tmp_
         assert len(restricted_layers(loaded)) == (0 if restores else 3)
 
 
-@pytest.mark.cases(None, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("saved_after", [1, 2])
 @pytest.mark.parametrize("kind", ["model.keras", "model.freeze"])
 def test_resumed_training_with_restricted_gradients_has_the_same_bits(saved_after, kind, tmp_path):
@@ -441,6 +449,7 @@ def test_resumed_training_with_restricted_gradients_has_the_same_bits(saved_afte
         np.testing.assert_array_equal(one.view("uint32"), two.view("uint32"))
 
 
+@pytest.mark.cases(None, jax=0)
 def test_a_kernel_without_entries_is_no_obstacle():
     if BACKEND == "tensorflow":
         pytest.skip("TensorFlow cannot multiply such a kernel")

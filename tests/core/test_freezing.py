@@ -102,7 +102,7 @@ def summed_gradients(model, batches):
     return [model.trainable_variables[i].numpy() for i in of_kernels], total
 
 
-@pytest.mark.cases(1, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 def test_gradients_of_several_batches_are_summed():
     x, y = make_data(96)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
@@ -153,6 +153,7 @@ def test_a_users_criterion_is_given_float32_weights_and_gradients():
     assert seen == [("float32", "float32", True)] * 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_random_mask_depends_on_the_seed_alone(way):
     def mask(seed, data):
@@ -176,6 +177,7 @@ def test_random_masks_are_the_same_in_both_ways():
     assert kf.get_mask(frozen) == kf.get_mask(trained)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_layer_without_trained_weights_is_given_one(way):
     x, y = make_data()
@@ -237,7 +239,7 @@ def test_subclassed_model_is_built_by_its_first_batch():
     assert kf.get_mask(model) == mask
 
 
-@pytest.mark.cases(1, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 def test_custom_loop_without_compile():
     model = build_model()
     optimizer = kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.75)
@@ -262,6 +264,7 @@ def test_layers_that_are_not_trainable_are_left_alone():
     assert (mask.num_weights, mask.num_trained) == (48, 12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("exclude", ["fc2", ["fc2/kernel"], "layer"])
 def test_excluded_layers_are_trained_whole(exclude):
     model = build_model()

@@ -50,6 +50,7 @@ def dataset_and_labels():
     return {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(32), "y": y}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -113,7 +114,7 @@ def test_first_batch_with_nan_stops_and_changes_nothing(run_eagerly):
     assert kf.get_mask(model) is None
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=0)
 @tensorflow_only
 def test_first_batch_with_nan_decides_nothing_under_xla():
     model = make_model()

@@ -47,6 +47,7 @@ def counts(model):
     return [int(entry.trained.sum()) for entry in kf.get_mask(model).entries]
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("criterion", ["snip", "grasp", "magnitude", "random"])
 def test_each_weight_trains_as_many_entries_as_without(criterion):
     drawn, chosen = (frozen(criterion=criterion, drawn=is_drawn) for is_drawn in (True, False))
@@ -55,6 +56,7 @@ def test_each_weight_trains_as_many_entries_as_without(criterion):
     assert kf.get_mask(drawn) != kf.get_mask(chosen)
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_frozen_weights_keep_their_bits_and_the_others_are_trained():
     model = frozen()
     before, mask = values_of(model.trainable_variables), kf.get_mask(model)
@@ -127,6 +129,7 @@ def test_a_delta_may_have_a_drawn_mask(tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("rate", [0.0, 0.9999, 1.0])
 def test_extreme_rates_are_drawn_as_well(rate, tmp_path):

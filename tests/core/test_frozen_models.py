@@ -27,6 +27,7 @@ def multi(make):
     )
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_freeze_finds_its_optimizer_where_a_function_chooses():
     model, x, y = model_and_data()
     optimizers = iter([freezing(), keras.optimizers.SGD(0.1)])
@@ -38,6 +39,7 @@ def test_freeze_finds_its_optimizer_where_a_function_chooses():
     assert same_bits(before[0][~mask[kernel]], value_of(kernel)[~mask[kernel]])
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_several_freeze_optimizers_decide_in_the_first_batch_but_not_in_freeze():
     model, x, y = model_and_data()
     model.compile(multi(freezing), crossentropy())
@@ -56,6 +58,7 @@ def test_several_freeze_optimizers_decide_in_the_first_batch_but_not_in_freeze()
 # What is done to a frozen model
 
 
+@pytest.mark.cases(None, tensorflow=0)
 @pytest.mark.parametrize("look", ["freeze", "flow", "saliency"])
 @pytest.mark.skipif(axes.BACKEND == "torch", reason="where Keras cannot train stateful RNNs")
 def test_states_of_recurrent_layers_are_left_as_they_were(look):
@@ -76,6 +79,7 @@ def test_states_of_recurrent_layers_are_left_as_they_were(look):
         assert same_bits(old, new)
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 def test_prune_reinitialize_report_and_gradient_flow(way):
     model, x, y = frozen_model(way)

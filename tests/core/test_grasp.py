@@ -268,6 +268,7 @@ def test_model_is_left_as_it_was_and_trains_on():
     assert kf.get_mask(model) == mask
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("scale", "temperature"), [(2.0**10, 200.0), (2.0**60, 200.0), (2.0**40, 1e7)]
 )
@@ -285,6 +286,7 @@ def test_mixed_precision_keeps_the_score(scale, temperature):
 # What is refused
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("criterion", ["grasp", GraSP(temperature=1.0)])
 def test_first_step_without_freeze_is_an_error(criterion):
     model = tanh_model(criterion=criterion)
@@ -397,6 +399,7 @@ def test_first_examples_of_each_class_are_collected(batch_size):
     assert np.allclose([b[3] for b in batches], np.array(sizes) / 21)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("labels", ["sparse", "column", "one-hot"])
 def test_score_of_examples_of_each_class_is_that_of_the_same_rows(labels):
     x, y = blobs(60, seed=1)
@@ -465,6 +468,7 @@ def test_number_of_classes_must_be_known():
 # Configuration
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("criterion", ["grasp", GraSP(3.0, samples_per_class=4)])
 def test_criterion_survives_configuration_and_files(tmp_path, criterion):
     model = tanh_model(criterion=criterion)

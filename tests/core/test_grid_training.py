@@ -23,7 +23,6 @@ from oracle import DenseByHand, SGDByHand
 import keras_freeze as kf
 
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-slow_elsewhere = pytest.mark.slow_on("tensorflow", "jax")
 
 STEP = 0.0625  # exact in a few bits
 STRATEGIES = ["freeze", "first batch"]
@@ -61,6 +60,7 @@ def seeded(model, distribution="xavier_normal"):
     return model
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("l2", [0.0, 0.01])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_steps_follow_the_arithmetic_by_hand(strategy, l2):
@@ -90,8 +90,8 @@ def test_steps_follow_the_arithmetic_by_hand(strategy, l2):
     assert any((value_of(v) != s).any() for v, s in zip(model.variables, start, strict=True))
 
 
-@slow_elsewhere
-@pytest.mark.cases(20, tensorflow=2, jax=2)
+@pytest.mark.same_on_all
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [name for name in OPTIMIZERS if name != "averaging"])
 def test_every_optimizer_trains_on_the_grid_and_keeps_frozen_bits(kind, strategy, tmp_path):
@@ -107,6 +107,7 @@ def test_every_optimizer_trains_on_the_grid_and_keeps_frozen_bits(kind, strategy
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_small_gradients_add_up_although_each_is_less_than_a_step(strategy):
@@ -120,6 +121,7 @@ def test_small_gradients_add_up_although_each_is_less_than_a_step(strategy):
     assert {v.path.split("/")[-1] for v in moved} >= {"kernel"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_training_that_is_resumed_goes_on_bit_for_bit(strategy, tmp_path):
     x, y = blobs()
@@ -145,7 +147,7 @@ def test_training_that_is_resumed_goes_on_bit_for_bit(strategy, tmp_path):
     assert loaded.optimizer.grid == STEP
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_what_someone_assigns_in_between_is_trained_on():
     x, y = blobs()
     model, start = on_grid(seeded(two_dense_layers()), inner=sgd(0.0))
@@ -158,6 +160,7 @@ def test_what_someone_assigns_in_between_is_trained_on():
     assert (value_of(kernel)[mask] != start[0][mask]).all()
 
 
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_xla_and_several_steps_per_execution_change_nothing(jit_compile):
     if keras.backend.backend() == "torch":
@@ -175,7 +178,8 @@ def test_xla_and_several_steps_per_execution_change_nothing(jit_compile):
         assert same_bits(a, b)
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "float16"])
 def test_every_precision_is_saved_without_loss(dtype, tmp_path):
     x, y = blobs()
@@ -219,7 +223,8 @@ def wide(grid, path, base=None, again=None):
     return path.stat().st_size
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("base", [None, "pretrained"])
 def test_the_file_holds_integers(base, tmp_path):
     precise = wide(None, tmp_path / "precise.freeze", base)
@@ -228,7 +233,8 @@ def test_the_file_holds_integers(base, tmp_path):
     assert rounded < precise - 600
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("before", [None, 0.03])
 def test_the_grid_may_begin_in_the_midst_of_training(before, tmp_path):
     """With another FreezeOptimizer, which inherits the mask; and with a grid before, or none."""
@@ -237,7 +243,7 @@ def test_the_grid_may_begin_in_the_midst_of_training(before, tmp_path):
     assert later < at_once + 100
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_frozen_weights_that_decay_or_are_zero_stay_so():
     x, y = blobs()
     model, start = on_grid(inner=sgd(), frozen_weights="zero")
@@ -251,7 +257,7 @@ def test_frozen_weights_that_decay_or_are_zero_stay_so():
     assert same_bits(value_of(kernel)[mask], points_by_hand(value_of(kernel), start[0], STEP)[mask])
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_parameters_with_a_constraint_are_not_rounded():
     x, y = blobs()
     model = two_dense_layers()
@@ -266,7 +272,7 @@ def test_parameters_with_a_constraint_are_not_rounded():
     assert not [v for v in model.variables if is_weight(v) and not np.isfinite(value_of(v)).all()]
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_the_step_is_rounded_to_ten_bits_and_kept_in_the_configuration():
     optimizer = kf.FreezeOptimizer("sgd", grid=0.06)
     assert optimizer.grid == np.rint(0.06 * 2**14) / 2**14
@@ -275,14 +281,14 @@ def test_the_step_is_rounded_to_ten_bits_and_kept_in_the_configuration():
     assert "grid" not in kf.FreezeOptimizer("sgd").get_config()
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("grid", [0, -0.1, float("nan"), float("inf"), "0.1", True])
 def test_steps_that_are_none_are_refused(grid):
     with pytest.raises((TypeError, ValueError), match="grid"):
         kf.FreezeOptimizer("sgd", grid=grid)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_averages_and_changes_after_the_build_are_refused():
     with pytest.raises(ValueError, match="use_ema"):
         kf.FreezeOptimizer(keras.optimizers.SGD(use_ema=True), grid=0.1)
@@ -291,7 +297,7 @@ def test_averages_and_changes_after_the_build_are_refused():
         model.optimizer.grid = 0.2
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_loss_is_what_the_rounded_model_has():
     x, y = blobs()
     model, _ = on_grid(seeded(two_dense_layers()), grid=0.5, metrics=["accuracy"])
@@ -314,7 +320,7 @@ def path(tmp_path):
     return tmp_path / "model.freeze"
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_reinitialized_weights_start_anew(path):
     x, y = blobs()
     model, _ = on_grid(seeded(two_dense_layers()))
@@ -326,7 +332,8 @@ def test_reinitialized_weights_start_anew(path):
     assert stored_as_they_are(model, path) == 0
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_freeze_file_with_the_optimizer_resumes_bit_for_bit(strategy, path):
     x, y = blobs()
@@ -340,7 +347,7 @@ def test_a_freeze_file_with_the_optimizer_resumes_bit_for_bit(strategy, path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_loaded_model_that_trains_on_is_saved_as_integers(path, tmp_path):
     x, y = blobs()
     model, start = on_grid(seeded(two_dense_layers()))
@@ -353,7 +360,7 @@ def test_a_loaded_model_that_trains_on_is_saved_as_integers(path, tmp_path):
         assert stored_as_they_are(loaded, path) == 0
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_loaded_delta_that_trains_on_is_saved_as_integers(path, tmp_path):
     x, y = blobs()
     base = compiled(seeded(two_dense_layers()), keras.optimizers.Adam(0.01))
@@ -370,7 +377,7 @@ def test_a_loaded_delta_that_trains_on_is_saved_as_integers(path, tmp_path):
     assert stored_as_they_are(loaded, path, base=base) == 0
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 @pytest.mark.filterwarnings("ignore:The model's trainable variables:UserWarning")
 def test_a_layer_that_is_no_longer_trained_does_not_mix_up_the_others(tmp_path):
     layers = [keras.layers.Dense(6, "tanh", name=name) for name in ("first", "second", "third")]
@@ -387,7 +394,7 @@ def test_a_layer_that_is_no_longer_trained_does_not_mix_up_the_others(tmp_path):
     assert all(map(same_bits, before, values_of(loaded.variables)))
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_values_that_were_assigned_before_training_are_the_start():
     """Also of what has no mask, and whatever its initializer says."""
     x, y = blobs()
@@ -402,7 +409,7 @@ def test_values_that_were_assigned_before_training_are_the_start():
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_the_grid_of_the_optimizer_holds_again_after_another_one(path):
     x, y = blobs()
     model, start = on_grid(seeded(two_dense_layers()))
@@ -414,7 +421,7 @@ def test_the_grid_of_the_optimizer_holds_again_after_another_one(path):
     assert stored_as_they_are(model, path) == 0
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_variable_without_a_gradient_is_on_the_grid_as_well():
     x, y = blobs()
     model, start = on_grid(seeded(two_dense_layers()))
@@ -426,7 +433,7 @@ def test_a_variable_without_a_gradient_is_on_the_grid_as_well():
     assert same_bits(value_of(bias), points_by_hand(np.linspace(0, 1, 8), start[1], STEP))
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 @pytest.mark.filterwarnings("ignore:The file stores the seeds of Keras:UserWarning")
 def test_a_warning_names_what_cannot_be_stored_as_integers(path):
     x, y = blobs()
@@ -438,7 +445,7 @@ def test_a_warning_names_what_cannot_be_stored_as_integers(path):
         assert stored_as_they_are(model, path) > 0
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_values_that_take_fewer_bits_as_they_are_give_no_warning(path):
     x, y = blobs()
@@ -449,7 +456,7 @@ def test_values_that_take_fewer_bits_as_they_are_give_no_warning(path):
     kf.save(model, path)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_weights_that_are_assigned_before_the_first_batch_are_the_start():
     x, y = blobs()
     model, _ = on_grid(seeded(two_dense_layers()), "first batch", sgd(0.0), 0.1)
@@ -461,7 +468,7 @@ def test_weights_that_are_assigned_before_the_first_batch_are_the_start():
     assert all(map(same_bits, before, values_of(model.variables)))
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_checkpoint_may_be_loaded_into_another_precision(tmp_path):
     x, y = blobs()
     model, _ = on_grid(seeded(dense_model()))
@@ -473,14 +480,14 @@ def test_a_checkpoint_may_be_loaded_into_another_precision(tmp_path):
     fit(other, x, y, batch_size=16)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("grid", [1e-46, 1e-40, 1e39])
 def test_steps_that_float32_does_not_have_are_refused(grid):
     with pytest.raises(ValueError, match="`grid` must be a float32 number"):
         kf.FreezeOptimizer("sgd", grid=grid)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_averages_are_refused_where_the_grid_is_set_later():
     model = two_dense_layers()
     optimizer = kf.FreezeOptimizer(keras.optimizers.SGD(use_ema=True))
@@ -491,7 +498,7 @@ def test_averages_are_refused_where_the_grid_is_set_later():
     assert not optimizer.built
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_scales_of_float8_layers_are_measured_and_not_rounded():
     x, y = blobs()
     found = []
@@ -507,7 +514,7 @@ def test_scales_of_float8_layers_are_measured_and_not_rounded():
         np.testing.assert_allclose(without, with_grid, rtol=1e-3)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_adafactor_warns_of_rows_and_columns_that_are_frozen():
     x, y = blobs()
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(40), keras.layers.Dense(3)])

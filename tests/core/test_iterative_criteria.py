@@ -77,6 +77,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("rate", [0.5, 0.9])
 @pytest.mark.parametrize("name", BY_HAND)
 def test_masks_of_all_steps_are_those_by_hand(name, rate):
@@ -119,6 +120,7 @@ def test_batches_of_a_dataset_are_summed_in_each_step():
     assert equal(masks_of(model), expected)
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
 @pytest.mark.parametrize("frozen_weights", ["keep", "decay"])
 def test_where_frozen_weights_stay_in_the_network_one_step_is_all(criterion, frozen_weights):
@@ -138,6 +140,7 @@ def test_where_frozen_weights_stay_in_the_network_one_step_is_all(criterion, fro
     assert pruned != masks[0]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", [IterativeSNIP(1), FORCE(9)], ids=repr)
 def test_score_of_the_whole_network_is_that_of_snip(criterion):
@@ -146,6 +149,7 @@ def test_score_of_the_whole_network_is_that_of_snip(criterion):
     assert all(map(same_bits, found, expected))
 
 
+@pytest.mark.cases(6)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.99, 1.0])
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
@@ -158,6 +162,7 @@ def test_counts_are_exact(criterion, rate):
     assert mask.num_trained - mask.num_rescued == {0.0: 144, 0.5: 72, 0.99: 1, 1.0: 0}[rate]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("distribution", ["uniform", {"body": 0.5}, {"body": 0.0}, {"head": 1.0}])
 def test_distribution_holds_in_each_step(distribution):
@@ -211,6 +216,7 @@ FINGERPRINTS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
 def test_three_backends_agree(criterion):
     """From weights that are the same bits everywhere."""
@@ -264,6 +270,7 @@ def state_of(model):
     return values, [holder.dtype_policy for holder in holders]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
 def test_model_is_left_as_it_was(criterion):
@@ -356,6 +363,7 @@ def test_criterion_without_a_score_says_so():
         kf.freeze(relu_model(IterativeCriterion(2)), *blobs())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize(
     "criterion", ["synflow", SynFlow(3), FORCE(3), IterativeSNIP(2), Weighted(2, 0.5)], ids=repr

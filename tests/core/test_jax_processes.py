@@ -150,6 +150,7 @@ give(**found)
 )
 
 
+@pytest.mark.exhaustive
 def test_training_goes_on_from_a_checkpoint_after_a_process_has_died(trained, tmp_path):
     (tmp_path / "kept").mkdir()
     settings = {"checkpoints": str(tmp_path / "kept"), "timeout": 120, "group_timeout": 10}

@@ -230,6 +230,7 @@ def trained_model(request):
     return Trained(request.param[0].__name__, model, x, y, base, before)
 
 
+@pytest.mark.cases(1)
 def test_only_what_is_trained_moves(trained):
     mask = kf.get_mask(trained.model)
     assert mask.freeze_rate == pytest.approx(0.75, abs=0.01)
@@ -247,7 +248,7 @@ def skip_where_keras_changes_what_is_trainable(trained):
         pytest.skip("on JAX, Keras makes its position embedding trainable where it builds it again")
 
 
-@pytest.mark.cases(5, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 def test_a_delta_loads_on_its_base(trained, tmp_path):
     skip_where_keras_changes_what_is_trainable(trained)
     kf.save(trained.model, tmp_path / "delta.freeze", base=trained.base)
@@ -257,7 +258,7 @@ def test_a_delta_loads_on_its_base(trained, tmp_path):
     assert_same_weights(loaded, values_of(weights(trained.model)))
 
 
-@pytest.mark.cases(5, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 def test_a_delta_is_put_on_a_file_of_the_base_and_taken_off(trained, tmp_path):
     skip_where_keras_changes_what_is_trainable(trained)
     trained.base.save(tmp_path / "base.keras")
@@ -286,7 +287,7 @@ def reloaded(model, path):
     return loaded
 
 
-@pytest.mark.cases(5, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 def test_a_keras_file_brings_the_mask(trained, tmp_path):
     skip_where_keras_changes_what_is_trainable(trained)
     loaded = reloaded(trained.model, tmp_path / "model.keras")
@@ -301,6 +302,7 @@ def test_a_keras_file_brings_the_mask(trained, tmp_path):
 # ---------------------------------------------------------------- what is chosen
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] is None], ids=name_of)
 def test_the_largest_products_of_weight_and_gradient_are_trained(case):
     """Those of an array that a model uses twice included, with the sum of both gradients."""
@@ -363,6 +365,7 @@ PARTS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("exclude", PARTS, ids=str)
 def test_parts_of_paths_tell_what_is_always_trained(exclude):
     model, x, y = start(bert, exclude=exclude)

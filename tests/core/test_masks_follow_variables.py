@@ -47,6 +47,7 @@ def keep_class(kind):
     return keras.saving.register_keras_serializable("masks_follow_variables")(kind)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("inner", [keras.optimizers.Adam, keras.optimizers.Lamb])
 def test_compiling_again_keeps_the_mask(way, inner):
@@ -61,6 +62,7 @@ def test_compiling_again_keeps_the_mask(way, inner):
     assert_trained_moved(model.trainable_variables, mask, before)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("arguments", "named"),
@@ -139,6 +141,7 @@ def test_a_dense_network_may_be_frozen_after_training():
     assert kf.freeze(model, X, Y).freeze_rate == 0.75
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("call", [kf.get_mask, kf.report, lambda m: kf.freeze(m, X, Y)])
 def test_an_optimizer_of_another_model_is_an_error_that_names_it(call):
     first = compiled(two_dense_layers(name="first"))
@@ -149,6 +152,7 @@ def test_an_optimizer_of_another_model_is_an_error_that_names_it(call):
         call(second)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_decayed_weights_go_on_decaying_after_compiling_again(way, tmp_path):
     def optimizer():
@@ -181,6 +185,7 @@ def tower():
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_part_of_a_trained_model_has_its_part_of_the_mask(way, tmp_path):
     keras.utils.set_random_seed(0)
@@ -281,6 +286,7 @@ class Compiles(keras.Model):
         super().compile(optimizer=optimizer, loss=crossentropy() if loss == "auto" else loss)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("include_optimizer", [False, True])
 def test_a_model_that_compiles_itself_gets_its_mask_back(include_optimizer, tmp_path):
     model = Compiles()
@@ -549,6 +555,7 @@ def test_a_checkpoint_restored_before_compiling_again_brings_its_mask(tmp_path):
     assert_frozen_bits_kept(other.trainable_variables, kf.get_mask(other), before)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("change", ["lora", "untrainable"])
 def test_a_model_changed_and_compiled_again_comes_back_from_its_file(change, tmp_path):
     model = frozen_model()

@@ -31,9 +31,9 @@ DENSE = ("averaging", "muon", "lamb")
 
 few = pytest.mark.cases(4, tensorflow=1, jax=1)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-slow_elsewhere = pytest.mark.slow_on("tensorflow", "jax")
 
 
+@pytest.mark.cases(1)
 @few
 @pytest.mark.parametrize("is_frozen_before", [True, False])
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero"])
@@ -132,6 +132,7 @@ class ByHand:
             self.mask[i] = True
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("is_averaging", [False, True], ids=["compact", "dense"])
 def test_adam_and_rigl_are_what_they_are_by_hand(is_averaging):
     rng = np.random.default_rng(5)
@@ -160,7 +161,7 @@ def test_adam_and_rigl_are_what_they_are_by_hand(is_averaging):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("inner", ["momentum", "muon"])
-@pytest.mark.cases(4, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 def test_what_is_trained_on_a_grid_stays_on_it(schedule, inner, tmp_path):
     rate, make = SCHEDULES[schedule]
     model = two_dense_layers()
@@ -198,6 +199,7 @@ def test_the_gradients_of_a_model_with_its_own_train_step_choose():
     assert watch.num_changes >= 3
 
 
+@pytest.mark.cases(None, jax=0)
 def test_restricted_gradients_follow_the_mask():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(OPTIMIZERS["momentum"](), 0.7))
     other = compiled(two_dense_layers(), kf.FreezeOptimizer(OPTIMIZERS["momentum"](), 0.7))
@@ -211,7 +213,7 @@ def test_restricted_gradients_follow_the_mask():
         np.testing.assert_allclose(one, expected, rtol=0, atol=1e-5)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_the_loss_scale_of_mixed_precision_makes_no_difference():
     optimizer = kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7)
     model = dense_model(dtype="mixed_float16")
@@ -228,6 +230,7 @@ def test_the_loss_scale_of_mixed_precision_makes_no_difference():
             assert same_bits(value_of(variable)[~entry.trained], start[~entry.trained])
 
 
+@pytest.mark.cases(None, tensorflow=0)
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras on PyTorch executes one step at a time")
 def test_steps_that_are_executed_together_change_the_mask_together():
     model = two_dense_layers()
@@ -239,7 +242,8 @@ def test_steps_that_are_executed_together_change_the_mask_together():
     assert watch.num_changes >= 2
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
 def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(float("inf")), 0.5))
@@ -248,7 +252,8 @@ def test_a_training_that_diverges_ends_as_without_the_callback(schedule):
     assert not all(np.isfinite(value).all() for value in values_of(model.variables))
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("schedule", ["gradual", "rigl"])
 def test_one_fit_is_as_good_as_several(schedule):
     def trained(*numbers):
@@ -268,7 +273,7 @@ def test_one_fit_is_as_good_as_several(schedule):
     assert_same_weights(parts, whole)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_callback_whose_fit_has_failed_serves_another_model():
     callback = RegrowTrained(0.5, 2, "random")
     broken = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))

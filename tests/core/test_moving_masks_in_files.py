@@ -12,9 +12,9 @@ import keras_freeze as kf
 
 few = pytest.mark.cases(4, tensorflow=1, jax=1)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-slow_elsewhere = pytest.mark.slow_on("tensorflow", "jax")
 
 
+@pytest.mark.cases(1)
 @few
 @pytest.mark.parametrize("inner", ["momentum", "adam", "schedule_free", "muon", "averaging"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -46,6 +46,7 @@ def test_training_that_is_saved_and_loaded_goes_on_bit_for_bit(
             assert np.array_equal(value_of(one), value_of(other)), one.path
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_backup_and_restore_goes_on_where_training_was_interrupted(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]
@@ -72,7 +73,8 @@ def test_backup_and_restore_goes_on_where_training_was_interrupted(schedule, tmp
     assert_same_weights(again, whole)
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]
@@ -93,7 +95,7 @@ def test_a_file_holds_the_last_mask_alone(schedule, tmp_path):
     assert abs(sizes["moved"] - sizes["fixed"]) <= 24
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     def begun():
         model = two_dense_layers()
@@ -112,6 +114,7 @@ def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     assert_same_weights(loaded, whole)
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("has_base", [False, True], ids=["seeds", "base"])
 @pytest.mark.parametrize(
     ("make", "settings"),
@@ -164,6 +167,7 @@ def test_starts_that_weights_trained_whole_did_not_have_are_not_in_a_file(tmp_pa
         train(kf.load(tmp_path / "model.freeze"), rigl(), epochs=1)
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("is_frozen_before", [True, False])
 @pytest.mark.parametrize("inner", ["adam", "muon"])
 @pytest.mark.parametrize(("num_trained", "num_saved"), [(2, 1), (1, 2), (1, 1)])
@@ -186,7 +190,7 @@ def test_weights_of_another_moment_are_where_training_goes_on(
     assert_same_weights(model, whole)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_what_was_rescued_stays_after_loading_and_takes_no_place(tmp_path):
     def trained(epochs):
         model = two_dense_layers()
@@ -206,7 +210,7 @@ def test_what_was_rescued_stays_after_loading_and_takes_no_place(tmp_path):
         assert np.array_equal(one.trained, other.trained), one.path
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -219,7 +223,7 @@ def test_the_mask_of_a_draw_moves_and_is_stored(tmp_path):
     assert kf.get_mask(kf.load(tmp_path / "model.freeze")) == kf.get_mask(model)
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     base = with_loaded_weights()
 
@@ -240,7 +244,8 @@ def test_a_delta_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     assert_same_weights(loaded, whole)
 
 
-@slow_elsewhere
+@pytest.mark.cases(1)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("schedule", ["gradual", "rigl"])
 def test_a_checkpoint_between_a_step_and_its_change_goes_on_bit_for_bit(schedule, tmp_path):
     rate, make = SCHEDULES[schedule]

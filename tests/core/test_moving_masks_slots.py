@@ -15,10 +15,9 @@ from keras_freeze.optimizer.inner_optimizer import slots_of
 
 BACKEND = keras.backend.backend()
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
-slow_elsewhere = pytest.mark.slow_on("tensorflow", "jax")
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_slots_of_what_stays_are_kept_and_those_of_what_joins_are_fresh():
     optimizer = kf.FreezeOptimizer(keras.optimizers.Adagrad(0.05), 0.5)
     model = compiled(two_dense_layers(), optimizer)
@@ -44,7 +43,7 @@ ONE_VARIABLE_EACH = sorted(OPTIMIZERS.keys() - {"multi"})
 @pytest.mark.parametrize("way", ["compact", "dense"])
 @pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
 @pytest.mark.parametrize("inner", ONE_VARIABLE_EACH)
-@pytest.mark.cases(4, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 def test_slots_start_as_those_of_an_optimizer_that_is_built_anew(inner, schedule, way, monkeypatch):
     states = []
     for is_known in (True, False):
@@ -64,7 +63,7 @@ def test_slots_start_as_those_of_an_optimizer_that_is_built_anew(inner, schedule
 
 @pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
 @pytest.mark.parametrize("inner", ["momentum", "adam", "ftrl", "accumulating"])
-@pytest.mark.cases(4, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0)
 def test_a_change_creates_no_second_set_of_slots(inner, schedule, monkeypatch):
     model = two_dense_layers()
     optimizer = kf.FreezeOptimizer(OPTIMIZERS[inner](), 0.5)
@@ -86,6 +85,7 @@ def test_a_change_creates_no_second_set_of_slots(inner, schedule, monkeypatch):
     assert set(created) <= {(1,)}
 
 
+@pytest.mark.cases(None, jax=0)
 @pytest.mark.skipif(BACKEND == "torch", reason="nothing is traced on PyTorch")
 @pytest.mark.parametrize("inner", ["adam", "muon"])
 def test_a_mask_that_moves_needs_no_new_training_step(inner):
@@ -112,7 +112,7 @@ def test_a_mask_that_moves_needs_no_new_training_step(inner):
     # The step of the first batch is one more.
     [(0.0, False, 3), (0.5, True, 3), (0.5, False, 4)],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, tensorflow=1)
 def test_gradual_freezing_needs_two_new_training_steps(initial_rate, is_frozen_before, num_steps):
     traces = []
 
@@ -135,7 +135,7 @@ def test_gradual_freezing_needs_two_new_training_steps(initial_rate, is_frozen_b
     assert len(traces) <= num_steps * num_traces
 
 
-@slow_elsewhere
+@pytest.mark.same_on_all
 def test_the_factors_of_adafactor_are_left_alone():
     inner = keras.optimizers.Adafactor(0.01, epsilon_1=1e-10)
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.5))

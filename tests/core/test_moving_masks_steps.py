@@ -52,7 +52,7 @@ def train(schedule, calls_of_fit, epochs):
     return model, changes, int(value_of(inner.inner_optimizer.iterations))
 
 
-@pytest.mark.cases(None, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("schedule", [regrow, gradual])
 def test_batches_that_are_skipped_are_no_steps(schedule):
     model, changes, num_steps = train(schedule, 1, 6)
@@ -67,6 +67,7 @@ def test_batches_that_are_skipped_are_no_steps(schedule):
     assert np.isfinite(value_of(model.weights[0])).all()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("num_updates", [1, 2, 3])
 def test_a_batch_of_several_updates_is_as_many_steps(num_updates):

@@ -34,6 +34,7 @@ def numbers(model):
     return [v.numpy() for v in model.trainable_variables]
 
 
+@pytest.mark.cases(None, jax=0)
 def test_saliency_equals_manual_backpropagation():
     model = make_model()
     x, y = make_data()
@@ -62,6 +63,7 @@ def test_manual_backpropagation_equals_central_differences():
             assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(gradient[index], abs=1e-8)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("freeze_rate", [0.9, 0.99, 0.995])
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_three_steps_equal_manual_training(freeze_rate, way):
@@ -92,6 +94,7 @@ def test_three_steps_equal_manual_training(freeze_rate, way):
             assert (bits[trained] != bits_at_start[trained]).any()
 
 
+@pytest.mark.cases(1, jax=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_decayed_frozen_weights_follow_their_recurrence(way, nesterov):
@@ -124,7 +127,7 @@ def test_decayed_frozen_weights_follow_their_recurrence(way, nesterov):
 @pytest.mark.parametrize(
     ("freeze_rate", "distribution"), [(0.9, "global"), (0.9, {"fc2": 1.0}), (1.0, "global")]
 )
-@pytest.mark.cases(3, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0)
 def test_steps_with_decay_use_the_weights_before_they_shrink(freeze_rate, distribution):
     l2 = 0.5  # so that it shows which weights a gradient is of
     model = kf.models.lenet_300_100(seed=3)
@@ -154,6 +157,7 @@ def test_steps_with_decay_use_the_weights_before_they_shrink(freeze_rate, distri
             np.testing.assert_allclose(value, network.values[i], rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.same_on_all
 def test_snip_trains_the_network_of_the_kept_weights():
     model = make_model(freeze_rate=0.9, frozen_weights="zero")
     x, y = make_data()

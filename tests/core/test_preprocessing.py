@@ -58,12 +58,14 @@ FORMS = {
 }
 
 
+@pytest.mark.cases(None, tensorflow=1, jax=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_freeze_chooses_by_what_fit_would_see(form):
     masks = [kf.freeze(model, **FORMS[form](x, y)) for model, x, y in task_and_plain()]
     assert masks[0] == masks[1]
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_a_task_without_a_preprocessor_gets_its_data_as_they_are():
     (task, _, _), (plain, x, y) = task_and_plain()
     task.preprocessor = None

@@ -110,6 +110,7 @@ def assert_bits_kept(finished):
         assert_frozen_bits_kept(network.trainable_variables, optimizer.mask, before)
 
 
+@pytest.mark.cases(1)
 def test_program_learns(finished):
     losses = finished.losses
     assert np.isfinite(losses).all()
@@ -150,6 +151,7 @@ def test_network_knows_its_mask_and_reports_it(finished):
             )
 
 
+@pytest.mark.cases(1)
 def test_compiling_again_keeps_the_mask(finished):
     masks = [optimizer.mask for _, optimizer in finished.networks]
     finished.program.compile_model(finished.model)
@@ -158,6 +160,7 @@ def test_compiling_again_keeps_the_mask(finished):
     assert_bits_kept(finished)
 
 
+@pytest.mark.cases(1)
 def test_what_one_keeps_is_a_small_file_and_the_same_when_loaded(finished, tmp_path):
     network, inputs = finished.program.keep(finished.model)
     kf.save(network, tmp_path / "kept.freeze")
@@ -171,6 +174,7 @@ def test_what_one_keeps_is_a_small_file_and_the_same_when_loaded(finished, tmp_p
         assert same_bits(value_of(output), value_of(other))
 
 
+@pytest.mark.cases(1)
 def test_weights_of_a_whole_model_bring_their_masks(finished, tmp_path):
     if not isinstance(finished.model, keras.Model):
         pytest.skip("there is no model around network and optimizer")

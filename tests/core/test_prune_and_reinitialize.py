@@ -27,6 +27,7 @@ def test_model_of_a_custom_loop_can_be_asked_pruned_and_reinitialized():
     assert kf.get_mask(model) == mask
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_pruned_weights_are_zero_and_stay_zero(way):
     model = make_model(l2=1e-3)
@@ -44,6 +45,7 @@ def test_pruned_weights_are_zero_and_stay_zero(way):
     assert (model.get_layer("fc2").kernel.numpy()[~masks_of(model)[1]] == 0.0).all()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
 def test_reinitialized_network_keeps_its_mask_and_starts_afresh(frozen_weights):
     model = make_model(frozen_weights=frozen_weights, l2=1e-3)

@@ -75,6 +75,7 @@ def test_the_inner_optimizers_state_is_saved_and_loaded(tmp_path):
         assert same_bits(saved, restored)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", axes.WAYS)
 def test_weight_decay_and_momentum_move_no_masked_weight(way):
     """Unlearn-Saliency#32, PyTorch-Deep-Compression#2."""

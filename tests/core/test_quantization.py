@@ -62,6 +62,7 @@ def size_of(model, path, **arguments):
     return path.stat().st_size
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("step", [0.3, 1.25e-3])
 def test_trained_values_are_the_nearest_points_and_all_others_what_they_were(step, tmp_path):
     model, start = trained()
@@ -79,7 +80,7 @@ def test_trained_values_are_the_nearest_points_and_all_others_what_they_were(ste
     assert_saved_without_loss(model, tmp_path / "model.freeze")
 
 
-@pytest.mark.cases(4, tensorflow=1, jax=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("tolerance", [1e-5, 0.01, 0.5])
 @pytest.mark.parametrize("data", ["new", "wrong labels"])
 def test_the_loss_changes_by_the_tolerance_at_most(data, tolerance, tmp_path):
@@ -141,6 +142,7 @@ def test_training_that_goes_on_is_saved_as_it_is(tmp_path):
     assert (tmp_path / "model.freeze").stat().st_size > quantized
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("step", [0.125, 0.0625])
 def test_a_step_is_the_same_in_quantize_and_in_save(step, tmp_path):
@@ -152,6 +154,7 @@ def test_a_step_is_the_same_in_quantize_and_in_save(step, tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_file_does_not_grow_by_a_very_fine_grid(dtype, tmp_path):
@@ -182,6 +185,7 @@ def test_a_grid_rounds_what_is_saved_and_not_the_model(tmp_path):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("per_value", [1.5, 3, 6])
 def test_a_size_chooses_the_finest_step_that_fits_into_it(per_value, tmp_path):
@@ -213,6 +217,7 @@ TREATMENTS = {
 }
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("name", TREATMENTS)
 def test_every_treatment_is_saved_without_loss(name, tmp_path):
     model = dense_model()
@@ -230,6 +235,7 @@ def test_every_treatment_is_saved_without_loss(name, tmp_path):
 NOT_HELD = ["float64"] if keras.backend.backend() == "jax" else []
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize(
     "dtype", ["float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16"]
 )
@@ -249,6 +255,7 @@ def test_values_that_jax_would_round_are_left_alone():
         kf.quantize(model, step=0.05)
 
 
+@pytest.mark.same_on_all
 def test_initializers_of_keras_are_starts_as_well(tmp_path):
     model, start = trained(distribution=None)
     before, mask = values_of(model.variables), kf.get_mask(model)
@@ -289,6 +296,7 @@ def test_deltas_are_on_a_grid_of_differences_to_their_base(tmp_path):
     assert all(map(same_bits, before, values_of(base.variables)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("kind", ["all", "head", "LoRA"])
 def test_a_model_that_was_trained_from_a_base_by_any_means_is_quantized(kind, tmp_path):
@@ -341,6 +349,7 @@ class WithUnused(keras.layers.Dense):
         self.unused = self.add_weight(name="unused", shape=(3,), initializer="zeros")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("by_data", [True, False])
 def test_values_that_are_not_finite_are_left_alone(by_data, tmp_path):
@@ -440,6 +449,7 @@ def from_elsewhere():
 X, Y = blobs()
 
 
+@pytest.mark.cases(10)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("make", "arguments", "error", "message"),
@@ -536,6 +546,7 @@ def test_a_model_whose_evaluation_gives_no_loss_says_so(monkeypatch):
         kf.quantize(model, *blobs())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("name", ["keep", "decay"])
 def test_an_interrupted_search_leaves_the_model_as_it_was(name, monkeypatch):

@@ -47,6 +47,7 @@ def assert_same_model(model, loaded):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
 @pytest.mark.parametrize("criterion", ["random", "magnitude", "snip"])
 def test_a_mask_that_follows_from_the_start_takes_a_few_bytes(criterion, frozen_weights, tmp_path):
@@ -71,6 +72,7 @@ def test_a_mask_that_follows_from_the_start_takes_a_few_bytes(criterion, frozen_
     assert mask_bytes(again) == mask_bytes(path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("criterion", ["random", "magnitude"])
 def test_the_mask_alone_is_read_where_it_follows_from_a_seed(criterion, tmp_path):
     path = tmp_path / "model.freeze"
@@ -127,6 +129,7 @@ def test_layers_that_were_given_one_weight_are_saved_as_they_are(tmp_path):
         assert_same_model(model, kf.load(tmp_path / "model.freeze"))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "ranked", [7, [1], [1, 2, 3], [-1, 2], [True, 1], "magnitude", None, [2**64, 0]]
 )
@@ -175,6 +178,7 @@ def test_axes_without_end_are_refused_at_once(tmp_path):
             read_file(path)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("change", ["constant", "nothing", "drawn", "no mask", "initializer"])
 def test_rankings_without_starts_are_refused(change, tmp_path):
     path = tmp_path / "model.freeze"

@@ -129,6 +129,7 @@ def trained_without_restriction():
     return trained_weights(model, points())
 
 
+@pytest.mark.cases(None, jax=0)
 @on_every_backend
 def test_train_on_batch(restricted_products):
     model = frozen(small_mlp())

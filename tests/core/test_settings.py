@@ -27,6 +27,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_setting_can_be_changed_before_the_optimizer_is_built(name):
     model = compiled(two_dense_layers())
@@ -38,6 +39,7 @@ def test_a_setting_can_be_changed_before_the_optimizer_is_built(name):
     assert getattr(model.optimizer, name) == getattr(other.optimizer, name)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_setting_cannot_be_changed_once_it_has_decided(name):
     model = compiled(two_dense_layers())
@@ -120,6 +122,7 @@ def test_freeze_takes_another_rate():
         kf.freeze(model, X, Y, freeze_rate=2, overwrite=True)
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_unfrozen_weights_keep_their_values_and_are_all_trained():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.75))
     with pytest.raises(ValueError, match="not frozen"):

@@ -37,6 +37,7 @@ def squares_by_hand(model, batches):
     return [sum(of_kernel) for of_kernel in zip(*squares, strict=True)]
 
 
+@pytest.mark.cases(None, tensorflow=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero"])
 def test_smallest_weights_are_trained(way, frozen_weights):
@@ -51,6 +52,7 @@ def test_smallest_weights_are_trained(way, frozen_weights):
     assert equal(found.values(), [-np.abs(k) for k in kernels])
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_smallest_weights_survive_files(tmp_path):
     model = relu_model("smallest_magnitude")
     mask = kf.freeze(model, *blobs())
@@ -60,6 +62,7 @@ def test_smallest_weights_survive_files(tmp_path):
     assert loaded.optimizer.criterion == "smallest_magnitude"
 
 
+@pytest.mark.same_on_all
 def test_fisher_of_one_batch_is_the_squared_gradient():
     model, (x, y) = relu_model("fisher"), blobs()
     expected = squares_by_hand(model, [(x, y)])
@@ -89,6 +92,7 @@ def test_fisher_sums_the_squares_of_the_batches_of_a_dataset():
         assert not equal(expected, brute_force_mask(squares_by_hand(model, other), 36))
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_fisher_of_several_batches_needs_a_loss_beside_an_own_train_step():
     class Own(keras.Sequential):
         def train_step(self, *args):

@@ -61,6 +61,7 @@ def messages_of(function):
 # Files and checkpoints
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:The file has no values")
 @pytest.mark.parametrize("portable", [True, False])
 @pytest.mark.parametrize("way", axes.WAYS)
@@ -109,6 +110,7 @@ def test_a_loop_of_ones_own_remembers_the_start_too(tmp_path):
     assert len(optimizer.state.starts) == 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", axes.WAYS)
 def test_weights_that_were_set_before_have_no_start(way, tmp_path):
     model = network()
@@ -333,6 +335,7 @@ class Counting(keras.optimizers.SGD):
 OPTIMIZERS = {**axes.OPTIMIZERS, "counting": lambda: Counting(0.05)}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_state_of_every_optimizer_comes_back_under_other_numbers(name, tmp_path):
     def made():

@@ -38,6 +38,7 @@ def test_values_of_64_bits_are_not_rounded_by_jax(tmp_path):
     assert all(map(same_bits, before, values_of(base.variables)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", list(storage_cases.MODELS))
 def test_every_kind_of_model_comes_back_as_keras_drew_it(name, tmp_path):
     model = storage_cases.MODELS[name]()
@@ -90,6 +91,7 @@ def test_saving_changes_nothing(tmp_path):
         assert same_bits(old, value_of(variable))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("distribution", list(kf.initializers.DISTRIBUTIONS))
 def test_every_distribution_comes_from_its_seed(distribution, tmp_path):
     model = storage_cases.MODELS["mlp"]()
@@ -100,6 +102,7 @@ def test_every_distribution_comes_from_its_seed(distribution, tmp_path):
     assert rows[0].source == f"rest {distribution}, seed 11, stream 0"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["keep", "decay"])
 @pytest.mark.parametrize("name", list(kf.initializers.CONSTANTS))
 def test_equal_weights_come_back_as_one_constant_and_train_on(name, method, tmp_path):
@@ -120,6 +123,7 @@ def test_equal_weights_come_back_as_one_constant_and_train_on(name, method, tmp_
     assert_same_variables(loaded, save_and_load(loaded, tmp_path))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["standard_normal", "ones", "constant_sigma"])
 @pytest.mark.parametrize("method", ["keep", "decay"])
 def test_one_frozen_weight_alone_comes_back(name, method, tmp_path):
@@ -141,6 +145,7 @@ def test_weights_loaded_from_elsewhere_go_into_the_file_on_request(tmp_path):
     assert kf.get_mask(loaded) == kf.get_mask(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("values", ["float16", "bfloat16"])
 def test_rounded_values_are_those_of_the_dtype(values, tmp_path):
     import ml_dtypes
@@ -171,6 +176,7 @@ class Linear(layers.Layer):
         return inputs @ self.w
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("layer", [Linear, lambda: layers.DepthwiseConv1D(3)], ids=["own", "depth"])
 def test_seeds_of_reinitialize_are_kept_by_every_layer(layer, tmp_path):
     model = keras.Sequential([keras.Input((8, 6)), layer(), layers.Flatten()])
@@ -254,6 +260,7 @@ class Table(keras.layers.Layer):
         return {**super().get_config(), "table_dtype": self.table_dtype}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "int8"])
 def test_every_bit_pattern_of_a_short_dtype_comes_back(dtype, tmp_path):
     if keras.backend.backend() == "tensorflow" and dtype.startswith("float8"):

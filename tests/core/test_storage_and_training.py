@@ -62,6 +62,7 @@ def test_the_networks_of_the_paper_come_back_in_a_fresh_process(tmp_path):
     assert_comes_back_in_a_fresh_process(models, tmp_path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("include_optimizer", [False, True])
 def test_every_method_comes_back_and_trains_on(method, include_optimizer, tmp_path):
@@ -90,6 +91,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 @pytest.mark.parametrize("freeze", [True, False], ids=["freeze", "first_batch"])
 def test_training_on_from_the_file_is_training_on(name, freeze, tmp_path):

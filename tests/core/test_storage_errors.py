@@ -201,6 +201,7 @@ def test_a_model_that_is_not_built_cannot_be_saved(tmp_path):
         kf.save(keras.Sequential([layers.Dense(2)]), tmp_path / "model.freeze")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

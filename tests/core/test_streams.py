@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed_bfloat16", "float64"])
 def test_a_follower_has_every_state_of_the_trainer(dtype, tmp_path):
     if dtype == "float64" and keras.backend.backend() == "jax":
@@ -40,6 +41,7 @@ def test_a_follower_has_every_state_of_the_trainer(dtype, tmp_path):
     assert [name for name in names(tmp_path) if "full" in name] == [full(0), full(4)]
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("values", ["bfloat16", "float16"])
 def test_rounded_values_are_those_of_the_trainer_rounded(values, tmp_path):
     model = frozen(network())
@@ -62,6 +64,7 @@ def test_rounded_values_are_those_of_the_trainer_rounded(values, tmp_path):
             assert same_bits(value_of(one), expected), (step, own.path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("step", [0.05, 0.001])
 def test_values_on_a_grid_are_next_to_those_of_the_trainer(step, tmp_path):
@@ -85,6 +88,7 @@ def test_values_on_a_grid_are_next_to_those_of_the_trainer(step, tmp_path):
     assert_equal(late, follower)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("values", ["float32", "bfloat16", kf.storage.Grid(0.02)])
 def test_a_reader_written_from_the_description_alone_agrees(values, tmp_path):
@@ -102,6 +106,7 @@ def test_a_reader_written_from_the_description_alone_agrees(values, tmp_path):
         train(model, step)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("share", [0.001, 0.1])
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
@@ -189,6 +194,7 @@ def test_folders_may_be_urls(tmp_path):
             assert_equal(follower, model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("values", ["bfloat16", kf.storage.Grid(0.02)])
 @pytest.mark.parametrize("case", ["values that never change", "its own grid", "a new mask"])
@@ -211,6 +217,7 @@ def test_complete_files_that_round_otherwise_are_followed_too(case, values, tmp_
         assert_equal(late, follower)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("change", ["prune", "set_weights", "reinitialize"])
 def test_frozen_weights_that_something_changes_are_published(change, tmp_path):

@@ -81,6 +81,7 @@ def test_another_stream_in_the_folder_is_refused_by_a_follower_of_the_first(stre
     assert "has followed so far" in refused(folder, model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("name", [full(0), update(3)])
 def test_damaged_files_are_named_and_change_nothing(name, stream, tmp_path):

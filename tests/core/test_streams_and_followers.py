@@ -87,6 +87,7 @@ def test_one_folder_may_be_named_in_several_ways(stream, tmp_path, monkeypatch):
     assert digest(model) == stream[1][2]
 
 
+@pytest.mark.same_on_all
 def test_a_model_is_followed_in_the_background(tmp_path):
     model, served = frozen(network()), network()
     seen = set()

@@ -37,6 +37,7 @@ def test_a_network_that_is_trained_on_a_grid_is_sent_exactly(tmp_path):
     assert max(path.stat().st_size for path in updates) < 250 + num_statistics
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_training_is_published_every_so_many_steps_and_at_the_end(steps_per_execution, tmp_path):
     if keras.backend.backend() == "torch" and steps_per_execution > 1:
@@ -108,6 +109,7 @@ def test_what_a_killed_trainer_was_writing_is_removed_by_the_next_one(tmp_path, 
     ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_file_that_could_not_be_written_is_passed_over(is_there, tmp_path, monkeypatch):

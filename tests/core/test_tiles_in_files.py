@@ -40,6 +40,7 @@ def assert_same_model(model, loaded):
         assert same_bits(value_of(a), value_of(b)), a.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
 @pytest.mark.parametrize("kind", ["complete", "delta"])
 def test_any_mask_of_whole_blocks_takes_few_bytes(kind, frozen_weights, tmp_path):
@@ -81,6 +82,7 @@ def test_values_on_a_grid_go_with_tiles(tmp_path):
     assert read(path).reads["tiles"] == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "tile", [[0, 7], [5, 0], [1, 1], [15, 7], [5, 41], [2**47, 2**47], [5], 5, [5, 7, 5], ["5", 7]]
 )
@@ -98,6 +100,7 @@ def test_tiles_that_do_not_fit_are_refused(tile, tmp_path):
             reader(path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("field", [{"drawn": [0, 0]}, {"ranked": [0, 0]}])
 def test_masks_of_tiles_are_neither_drawn_nor_ranked(field, tmp_path):
     path = tmp_path / "model.freeze"

@@ -219,6 +219,7 @@ give(**values(model), **masks(model))
 )
 
 
+@pytest.mark.exhaustive
 def test_training_goes_on_from_a_checkpoint_after_a_process_has_died(trained, tmp_path):
     (tmp_path / "kept").mkdir()
     settings = {"checkpoints": str(tmp_path / "kept"), "group_timeout": 20}

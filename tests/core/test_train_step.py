@@ -46,6 +46,7 @@ def expected_mask_holds(model, mask, data, rate=RATE):
     assert_mask_by_hand(mask, variables, gradients, rate)
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("case", CASES)
 def test_the_mask_is_of_the_gradients_that_the_step_hands_to_the_optimizer(case):
     model, data, arguments = made(case)
@@ -56,6 +57,7 @@ def test_the_mask_is_of_the_gradients_that_the_step_hands_to_the_optimizer(case)
     assert kf.get_mask(model) == mask
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("case", CASES)
 def test_training_on_keeps_what_is_frozen(case):
     model, _, arguments = made(case)
@@ -108,6 +110,7 @@ def peek(draw):
     return drawn
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_batches_of_a_dataset_are_summed():
     model, _, _ = made("flow")
     x, y = blobs()
@@ -121,6 +124,7 @@ def test_batches_of_a_dataset_are_summed():
     assert_mask_by_hand(mask, variables, gradients_by_hand(loss, variables))
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_batches_of_more_parts_than_keras_knows_go_to_the_step_as_they_are():
     class FourParts(Flow):
         def loss_of(self, data):
@@ -180,6 +184,7 @@ def test_gradients_that_are_not_finite_are_an_error():
     assert not outer.built
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("criterion", ["magnitude", "random", lambda w, g: ops.square(g)])
 def test_other_criteria_decide_by_what_the_step_trains(criterion):
     model, _, arguments = made("distiller", freezing(criterion=criterion))
@@ -189,6 +194,7 @@ def test_other_criteria_decide_by_what_the_step_trains(criterion):
     assert mask.num_trained == mask.num_weights // 4
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_freezing_twice_needs_overwrite():
     model, _, arguments = made("flow")
     mask = kf.freeze(model, *arguments)
@@ -197,6 +203,7 @@ def test_freezing_twice_needs_overwrite():
     assert kf.freeze(model, *arguments, overwrite=True) == mask
 
 
+@pytest.mark.cases(None, tensorflow=0)
 @pytest.mark.parametrize("criterion", ["snip", "random"])
 def test_a_first_batch_with_nothing_to_freeze_is_an_error(criterion):
     keras.utils.set_random_seed(0)
@@ -214,6 +221,7 @@ def test_a_first_batch_with_nothing_to_freeze_is_an_error(criterion):
         kf.freeze(model, x, x[:, :3])
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_rate_zero_with_nothing_to_freeze_trains_everything():
     model = dense(8, 3)
     names = [layer.name for layer in model.layers]
@@ -224,6 +232,7 @@ def test_rate_zero_with_nothing_to_freeze_trains_everything():
     assert not same_bits(every_value(model)[0], before[0])
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_first_batch_whose_scores_are_zero_warns(run_eagerly):
     keras.utils.set_random_seed(0)

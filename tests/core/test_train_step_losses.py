@@ -88,6 +88,7 @@ def without_loss(**arguments):
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("regularizer", [None, "l2"])
 def test_a_model_without_loss_is_an_error(regularizer):
     model = without_loss(kernel_regularizer=regularizer)

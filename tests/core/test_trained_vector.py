@@ -64,6 +64,7 @@ def bits_in(model):
     return b"".join(value.tobytes() for value in values_of(model.variables))
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_order_is_that_of_the_variables_and_their_rows(strategy):
     model = trained(strategy=strategy)
@@ -74,6 +75,7 @@ def test_the_order_is_that_of_the_variables_and_their_rows(strategy):
     assert 3 < vector.size < sum(value.size for value in values_of(model.trainable_variables))
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_vector_sets_what_is_trained_and_nothing_else(strategy):
     model = trained(strategy=strategy, inner=sgd(1e-3))
@@ -91,6 +93,7 @@ def test_a_vector_sets_what_is_trained_and_nothing_else(strategy):
     assert 0 < np.abs(kf.get_trained(model) - given_values).max() < 0.1
 
 
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize(
     ("policy", "dtype"),
     [
@@ -154,6 +157,7 @@ def test_any_mask_gives_the_vector_by_hand_and_takes_it_back(data):
     assert all(map(same_bits, values_of(model.variables), before))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_all_weights_or_none_may_be_trained(rate):
@@ -182,6 +186,7 @@ def test_the_average_of_two_clients_is_that_of_numpy():
     assert np.allclose(by_hand(server), 0.25 * both[0] + 0.75 * both[1], rtol=1e-6, atol=0)
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_tensors_and_lists_are_vectors_too():
     model = trained()
     vector = 2 * kf.get_trained(model)
@@ -255,6 +260,7 @@ class Exchange(keras.callbacks.Callback):
         kf.set_trained(self.trained, self.set[-1])
 
 
+@pytest.mark.cases(1, jax=0)
 @pytest.mark.slow_on("tensorflow")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_training_in_fit_goes_on_from_what_a_callback_sets(strategy):
@@ -271,6 +277,7 @@ def test_training_in_fit_goes_on_from_what_a_callback_sets(strategy):
     assert same_bits(kf.get_trained(model), exchange.set[-1])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_training_on_a_grid_starts_at_the_values_given(strategy):
@@ -289,6 +296,7 @@ def test_training_on_a_grid_starts_at_the_values_given(strategy):
     assert 0 < moved.max() < 0.6 * step
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_an_error_while_values_are_written_takes_all_of_them_back(monkeypatch):
     model = trained()
     before, apply, calls = bits_in(model), Patch.apply, []
@@ -318,6 +326,7 @@ def with_value(value, place=-1):
     return vector
 
 
+@pytest.mark.cases(11)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("vector", "error", "words"),
@@ -383,6 +392,7 @@ def quantized():
     return model
 
 
+@pytest.mark.cases(7)
 @pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("make", "error", "message"),
@@ -446,6 +456,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.same_on_all
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])

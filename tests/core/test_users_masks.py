@@ -16,6 +16,7 @@ def own_mask():
     return np.arange(120).reshape(10, 12) % 3 == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["mapping", "function", "FreezeMask", "tensor", "short path"])
 def test_mask_of_ones_own_decides(kind):
     model = make_model()

@@ -128,6 +128,7 @@ def warnings_of(call):
     return [str(w.message) for w in caught if "no layer of Keras" in str(w.message)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_a_rate_on_a_part_of_the_network_is_a_warning(way):
     model, (x, y) = own_network(), blobs()
@@ -168,6 +169,7 @@ def sparse_and_dense(kind="csr_matrix"):
     return getattr(scipy.sparse, kind)(x), x, y
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_sparse_matrices_of_scipy_give_the_mask_of_dense_ones(kind):
     sparse, x, y = sparse_and_dense(kind)
@@ -205,6 +207,7 @@ def test_sparse_arrays_of_one_dimension_are_refused():
         kf.freeze(compiled(two_dense_layers()), x, scipy.sparse.coo_array(y))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("first", ["as Keras draws", "reinitialized", "trained"])
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])
 def test_frozen_biases_of_recurrent_layers_are_saved(tmp_path, cell, first):

@@ -90,6 +90,7 @@ def load(model, ending, folder):
     return kf.load(path)
 
 
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("ending", [".keras", ".freeze"])
 @pytest.mark.parametrize("names", NAMES, ids=str)
 @pytest.mark.parametrize("wrapped", WRAPPED)
@@ -105,6 +106,7 @@ def test_names_of_layers_around_others_mean_the_same_after_loading(
     np.testing.assert_equal(masks(model), before)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("wrapped", WRAPPED)
 def test_gradual_freezing_goes_on_with_the_rates_of_layers_around_others(wrapped, tmp_path):
     def train(model, epochs):
@@ -152,6 +154,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:The model's trainable variables")
 @pytest.mark.parametrize("change", CHANGES)
 def test_masks_of_layers_stay_when_another_one_is_changed(change, tmp_path):
@@ -169,6 +172,7 @@ def test_masks_of_layers_stay_when_another_one_is_changed(change, tmp_path):
         np.testing.assert_array_equal(after[path], before[path])
 
 
+@pytest.mark.cases(None, tensorflow=0)
 def test_attention_layers_in_another_order_are_noticed(tmp_path):
     model = with_attention()
     compiled(model, kf.FreezeOptimizer("adam", 0.9))
@@ -180,6 +184,7 @@ def test_attention_layers_in_another_order_are_noticed(tmp_path):
         other.load_weights(tmp_path / "model.weights.h5")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("names", NAMES[:2], ids=str)
 def test_a_model_that_was_not_trained_yet_is_loaded_with_its_names(names, tmp_path):
     network = [keras.Input((5, 6)), *bidirectional(), layers.Dense(3, name="head")]

@@ -51,7 +51,7 @@ def test_a_delta_is_made_verified_applied_and_removed(tmp_path):
     assert_same_weights(keras.models.load_model(tmp_path / "removed.keras"), base)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [

@@ -65,6 +65,7 @@ def test_variables_of_one_shape_are_shuffled_differently():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["freezenet", "snip"])
 def test_a_run_with_a_shuffled_mask_begins_with_the_usual_weights(method):
     network = setup_of(method, mask="shuffled").network
@@ -87,6 +88,7 @@ def test_a_run_with_a_drawn_mask_has_what_freeze_draws():
     assert kf.freeze(network, images, labels, drawn=True, overwrite=True) == drawn
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("criterion", ["snip", "synflow", "magnitude", "random"])
 def test_the_distribution_tells_where_the_rate_applies(criterion):
     uniform = mask_of(criterion=criterion, distribution="uniform")
@@ -106,6 +108,7 @@ class MaskAfterEpochs(keras.callbacks.Callback):
         self.masks.append(kf.get_mask(self.model))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["freezenet", "snip"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_changes_the_mask_and_then_leaves_it(schedule, method):
@@ -145,6 +148,7 @@ def test_a_schedule_changes_the_mask_and_then_leaves_it(schedule, method):
     assert written["schedule"] == schedule
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_with_a_schedule_may_diverge(schedule):
     with pytest.warns(RuntimeWarning, match="weights of the end, since no epoch with the last"):

@@ -48,6 +48,7 @@ class InnerFunction(keras.Sequential):
         return super().train_step(data)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [DecoratedStep, InnerFunction])
 def test_a_train_step_that_keeps_its_own_trace_trains_on(kind):
     model, plain = make(kind), make()
@@ -56,6 +57,7 @@ def test_a_train_step_that_keeps_its_own_trace_trains_on(kind):
     assert_trained_alike(model, plain)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("first", ["loop", "one step of fit"])
 def test_a_custom_loop_goes_on_after_fit(first):
     model, expected = make(), make()
@@ -81,6 +83,7 @@ def test_a_custom_loop_goes_on_after_fit(first):
     assert_trained_alike(model, expected)
 
 
+@pytest.mark.exhaustive
 def test_two_models_with_one_optimizer_are_trained_in_turn():
     model, expected = make(), make()
     other = keras.Model(model.inputs, model.outputs)

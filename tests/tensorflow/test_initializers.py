@@ -143,6 +143,7 @@ def test_golden_checksums(name, case):
     assert digest(get(name, seed, stream).values(shape)) == GOLDEN[name][case]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=40)
 @given(
@@ -230,6 +231,7 @@ def test_every_chunk_goes_on_where_the_last_one_ended(name):
     assert np.array_equal(np.signbit(values), words >= 2**63)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_xla_and_numpy_give_the_same_bits(name):
     initializer = get(name, 11, 12)
@@ -242,6 +244,7 @@ def test_eager_graph_xla_and_numpy_give_the_same_bits(name):
     assert compiled().numpy().tobytes() == expected
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_layer_built_inside_a_tf_function_gets_the_same_bits(jit_compile):
     layer = keras.layers.Dense(5, kernel_initializer=XavierNormal(3, 4))

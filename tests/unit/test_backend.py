@@ -36,6 +36,7 @@ def names_used_of_backends():
     }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["jax", "torch"])
 def test_every_backend_has_the_same_functions_with_the_same_arguments(name):
     used = names_used_of_backends()

@@ -118,6 +118,7 @@ def _no_model_is_built(monkeypatch):
     monkeypatch.setattr(loading, "build_model", fail)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_no_model_is_built")
 @pytest.mark.parametrize("number", [300, pytest.param(4_000, marks=pytest.mark.exhaustive)])
 def test_ten_thousand_corruptions_are_refused_before_a_model_is_built(file, files, path, number):
@@ -126,6 +127,7 @@ def test_ten_thousand_corruptions_are_refused_before_a_model_is_built(file, file
         assert_refused(path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_no_model_is_built")
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_every_truncation_is_refused(file, path, every):
@@ -134,6 +136,7 @@ def test_every_truncation_is_refused(file, path, every):
         assert_refused(path)
 
 
+@pytest.mark.cases(1)
 def test_corruptions_take_no_more_memory_than_the_file(file, files, path):
     for damaged in corruptions(file, files, 20 * len(CORRUPTIONS)):
         path.write_bytes(damaged)

@@ -88,6 +88,7 @@ def test_erk_counts_are_those_of_the_published_formula(rate, shapes):
     assert all(count <= size for count, size in zip(counts, sizes, strict=True))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("distribution", ["uniform", "erk"])
 @given(rate=RATES, shapes=SHAPES)
 def test_empty_variables_change_nothing(distribution, rate, shapes):

@@ -136,7 +136,7 @@ def bits_by_hand(mask, levels):
     return side - np.log2(np.where(mask, odds, 1) / (1 + odds)).sum()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(5))
 def test_levels_of_a_small_kernel_are_nearly_the_best_of_all(seed):
     """Against every choice of one of five levels for each line."""

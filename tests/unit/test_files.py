@@ -343,6 +343,7 @@ def hard_link(path):
     return link
 
 
+@pytest.mark.cases(1)
 @posix
 @pytest.mark.parametrize("name", [same_path, relative, symbolic_link, hard_link, str])
 @pytest.mark.parametrize("swapped", [False, True])

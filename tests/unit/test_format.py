@@ -127,6 +127,7 @@ def sources(contents):
     return {entry["source"][0] for entry in contents.header["variables"] if "source" in entry}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("distribution", "frozen_weights"),
     [
@@ -148,6 +149,7 @@ def test_variables_after_training_are_read_bit_for_bit(tmp_path, distribution, f
     assert "seed_generator_state" in entries(contents)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("frozen_weights", ["keep", "decay"])
 @pytest.mark.parametrize("name", ["ones", "constant_sigma"])
 def test_frozen_weights_that_are_all_equal_are_read_as_a_constant(tmp_path, name, frozen_weights):
@@ -191,6 +193,7 @@ def test_masks_are_read_in_every_mode_and_both_ways_of_reading_flags(tmp_path):
     assert {f"mode {mode}" for mode in range(4)} | ways == set(contents.reads), contents.reads
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("freeze_rate", [0.99, 0.999])
 def test_computed_masks_of_a_wide_convolution_are_read(tmp_path, freeze_rate):
     model = trained(network(channels=96), freeze_rate=freeze_rate)
@@ -202,6 +205,7 @@ def test_computed_masks_of_a_wide_convolution_are_read(tmp_path, freeze_rate):
         assert_array_equal(found, mask[contents.variables[i][0]])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -221,6 +225,7 @@ def test_masks_of_ones_own_are_read(tmp_path, chosen):
         assert_array_equal(mask, chosen(model.variables[i]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_values_rounded_by_request_are_read(tmp_path, dtype):
     model = trained(network())
@@ -240,6 +245,7 @@ def test_values_rounded_by_request_are_read(tmp_path, dtype):
     assert entries(contents)["conv2/kernel"]["stored_dtype"] == dtype
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "mixed_bfloat16"])
 def test_values_on_a_grid_are_read(tmp_path, dtype):
     model = trained(network(dtype=dtype))
@@ -252,6 +258,7 @@ def test_values_on_a_grid_are_read(tmp_path, dtype):
     assert "grid" not in found["norm/moving_mean"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("step", [1e-6, 0.3])
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero", "decay"])
 def test_fine_and_coarse_grids_are_read(tmp_path, frozen_weights, step):
@@ -262,6 +269,7 @@ def test_fine_and_coarse_grids_are_read(tmp_path, frozen_weights, step):
     assert ("origin" in entries(contents)["conv2/kernel"]) == is_pruned
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("rate", [0.5, 0.99])
 def test_masks_that_are_drawn_are_read(tmp_path, rate):
     model = compiled(network(), kf.FreezeOptimizer(sgd(), rate, seed=9))
@@ -288,12 +296,14 @@ def test_a_delta_on_a_grid_is_read(tmp_path):
     assert entries(contents)["conv2/bias"]["origin"][0] == "base"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_models_of_other_dtypes_are_read(tmp_path, dtype):
     contents = save_and_read(trained(network(dtype=dtype)), tmp_path / "a.freeze")
     assert entries(contents)["conv2/kernel"]["dtype"] == dtype
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
 def test_decayed_weights_of_other_dtypes_are_read(tmp_path, dtype):
     model = trained(network(dtype=dtype), frozen_weights="decay")
@@ -325,6 +335,7 @@ def test_kernels_of_attention_and_layers_that_are_not_trained_are_read(tmp_path)
     assert {len(values.shape) for _, values in contents.variables} == {1, 2, 3}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("distribution", ["xavier_normal", "kaiming_uniform"])
 def test_weights_of_one_axis_and_of_none_are_drawn_from_the_seed(tmp_path, distribution):
     layers = [Scale((6, 6, 3)), Scale((3,)), Scale(()), keras.layers.GlobalMaxPooling2D()]
@@ -335,6 +346,7 @@ def test_weights_of_one_axis_and_of_none_are_drawn_from_the_seed(tmp_path, distr
     assert {values.ndim for _, values in contents.variables} == {3, 1, 0}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("frozen_weights", ["keep", "decay"])
 def test_a_delta_is_read_on_its_base_and_on_no_other(tmp_path, frozen_weights):
     base = network()
@@ -368,6 +380,7 @@ def test_a_base_may_be_a_file_too(tmp_path):
     save_and_read(model, path, base_contents.variables, base=tmp_path / "base.freeze")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["compact", "full shape"])
 def test_the_state_of_the_optimizer_is_read(tmp_path, way):
     model = network()

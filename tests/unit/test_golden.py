@@ -50,6 +50,7 @@ def digest_of(model):
     return hashlib.sha256(weights).hexdigest()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", list(FILES))
 def test_released_files_keep_loading(name):
     digest, base = FILES[name]

@@ -166,6 +166,7 @@ def resolved(monkeypatch):
     return spy_on_lookups(monkeypatch)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("every", [80, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("place", [*PLACES, "layer"])
 def test_nothing_that_keras_exports_is_used_where_it_is_not_expected(
@@ -352,6 +353,7 @@ def test_random_states_of_another_length_are_refused(shape, content, path):
         kf.load(path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("error", [MemoryError, RecursionError, RuntimeError, KeyError])
 def test_whatever_goes_wrong_is_an_error_of_the_file(error, content, path, monkeypatch):
     def fail(*arguments, **keywords):

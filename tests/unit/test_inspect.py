@@ -80,6 +80,7 @@ def test_the_command_line_is_quiet(tmp_path):
     assert done.stderr == b""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [("-m", "keras_freeze"), ("-Bmkeras_freeze",)])
 def test_the_version_is_printed(options):
     done = run("-v", *options, "--version", text=True)
@@ -95,6 +96,7 @@ assert not set({frameworks}) & set(sys.modules), sorted(set({frameworks}) & set(
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "module",
     [
@@ -200,6 +202,7 @@ def test_a_hostile_file_name_is_printed_as_escapes(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "fields",
     [

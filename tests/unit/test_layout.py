@@ -179,6 +179,7 @@ def test_importing_the_package_loads_nothing_that_is_optional():
     assert run(program) == []
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("alias", ALIASES)
 def test_old_names_lead_to_the_same_modules(alias):
     module = importlib.import_module(f"keras_freeze.{alias}")

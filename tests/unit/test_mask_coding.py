@@ -67,6 +67,7 @@ def test_masks_with_rows_and_columns_of_their_own_come_back(seed, shape, spread,
     assert coded(masks) <= layer_bound(masks) * 1.01 + 64
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("rate", [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.999, 1.0])
 def test_random_masks_cost_next_to_nothing_above_the_bound_of_each_layer(rate):
     shapes = [(3, 3, 64, 64), (784, 300), (512, 512), (3, 3, 3, 64), (512, 10), (1000,), ()]
@@ -106,6 +107,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", list(TARGETS))
 @pytest.mark.parametrize("seed", [0, 1])
 def test_snip_masks_are_as_small_as_promised(name, seed):

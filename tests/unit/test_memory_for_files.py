@@ -161,6 +161,7 @@ METRICS_WITH_LISTS = {
 }
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("count", [1, 200])
 @pytest.mark.parametrize("kind", METRICS_WITH_LISTS)
 def test_metrics_with_very_long_lists_are_refused(kind, count, content, path, resolved):

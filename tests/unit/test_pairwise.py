@@ -9,6 +9,7 @@ from pairwise import most_different, pairs_of, pairwise
 SIZES = [(2, 2), (20, 20, 5, 6, 2), (4, 1, 3)]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_every_pair_of_values_is_in_a_row(sizes):
     rows = pairwise(map(range, sizes))

@@ -215,6 +215,7 @@ def test_lora_factors_stay_trained():
     assert kinds == {"bias": BIAS, "lora_kernel_a": UNKNOWN, "lora_kernel_b": UNKNOWN}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_nothing_of_a_quantized_layer_is_taken_for_a_weight_but_its_kernel(mode):
     layer = called(lambda: layers.Dense(16), np.ones((2, 16), "float32"))
@@ -322,6 +323,7 @@ def test_a_layer_is_still_found_after_saving_and_loading(model, tmp_path):
     assert len(excluded_paths(loaded.trainable_variables, names)) == 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("functional", [True, False])
 def test_submodels_stand_for_their_layers_before_and_after_loading(functional, tmp_path):
     def submodel(name, units):

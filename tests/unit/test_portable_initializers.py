@@ -68,6 +68,7 @@ def draws(initializer, count=50):
     return np.concatenate([one.values((40, 50)).ravel() for one in versions]).astype(np.float64)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_values_have_the_distribution_that_keras_documents(name):
     initializer, expected = DISTRIBUTIONS[name]

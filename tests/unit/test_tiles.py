@@ -109,6 +109,7 @@ def test_masks_of_n_of_m_have_no_tiles():
     assert tile_of(mask) is None
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("units", [(4, 4), (5, 3), (7, 9), (1, 8)])
 def test_blocks_of_a_structure_are_tiles(units, tmp_path):
     rng = np.random.default_rng(0)
