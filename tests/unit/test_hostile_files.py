@@ -166,7 +166,7 @@ def resolved(monkeypatch):
     return spy_on_lookups(monkeypatch)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("every", [80, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("place", [*PLACES, "layer"])
 def test_nothing_that_keras_exports_is_used_where_it_is_not_expected(
