@@ -6,8 +6,9 @@
 
 A test with many cases says with `cases(n)` how many of them the first two run: those that differ
 most from each other. The others are `exhaustive`. `cases(n, jax=m)` gives another number for a
-backend; what is `slow_on("jax")` is slow on that backend alone. A test of what all backends share
-is `same_on_all`: exhaustive on each but PyTorch, which is quickest.
+backend, which a file gives for all its tests that give none; what is `slow_on("jax")` is slow on
+that backend alone. A test of what all backends share is `same_on_all`: exhaustive on each but
+PyTorch, which is quickest.
 """
 
 import collections
@@ -51,10 +52,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
-def number_of_cases(marker):
+def number_of_cases(item):
     """How many cases of a test marked `cases` are not exhaustive; None for all."""
-    (number,) = marker.args
-    return marker.kwargs.get(BACKEND, number)
+    markers = list(item.iter_markers("cases"))  # the test's before the file's
+    of_backend = [marker.kwargs[BACKEND] for marker in markers if BACKEND in marker.kwargs]
+    return of_backend[0] if of_backend else markers[0].args[0]
 
 
 def is_slow(item):
@@ -74,7 +76,7 @@ def mark_targets(items):
         if item.get_closest_marker("cases") and not item.get_closest_marker("exhaustive"):
             cases[item.nodeid.split("[")[0]].append(item)
     for of_one_test in cases.values():
-        number = number_of_cases(of_one_test[0].get_closest_marker("cases"))
+        number = number_of_cases(of_one_test[0])
         if number is None:
             continue
         chosen = most_different(map(values_of_case, of_one_test), number)

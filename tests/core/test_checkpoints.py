@@ -198,7 +198,7 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, torch=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize(("way", "moment"), CASES)
 def test_killed_training_ends_bit_for_bit_like_one_that_was_never_killed(killed, way, moment):
     """keras#19389. The script of the new process is the one that was killed."""
@@ -206,7 +206,7 @@ def test_killed_training_ends_bit_for_bit_like_one_that_was_never_killed(killed,
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, torch=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize(("way", "save"), [case[:2] for case in SAVES if case[1] > 1 and case[2]])
 def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_is_kept(
     killed, way, save
@@ -216,7 +216,7 @@ def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_i
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, torch=1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize(("way", "save", "double"), SAVES[:2])
 def test_without_a_save_before_keras_cannot_resume_and_says_so(killed, way, save, double):
     """Of any optimizer; README.md and docs/reproducibility.md tell."""

@@ -116,7 +116,7 @@ def test_a_cloned_model_has_an_optimizer_without_a_mask_that_will_not_train():
     check_training(clone, before)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @each_way
 def test_saved_and_loaded_models_train_on_identically(way, tmp_path):
     model, x, y = frozen_model(way)

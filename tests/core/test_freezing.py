@@ -135,7 +135,7 @@ def test_magnitude_keeps_the_largest_weights():
     assert all((a == b).all() for a, b in zip(masks_of(model), expected, strict=True))
 
 
-@pytest.mark.cases(1, jax=0)
+@pytest.mark.cases(1, tensorflow=1, jax=0)
 def test_a_users_criterion_is_given_float32_weights_and_gradients():
     seen = []
 
@@ -304,7 +304,7 @@ def test_mask_of_the_first_batch_is_not_replaced_in_silence():
         kf.freeze(model, *make_data())
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @tensorflow_only
 def test_sparse_inputs_are_one_batch_too():
     dense, y = make_data()
@@ -317,7 +317,7 @@ def test_sparse_inputs_are_one_batch_too():
     assert kf.freeze(compile_model(other), dense, y) == mask
 
 
-@pytest.mark.cases(1, jax=0)
+@pytest.mark.cases(1, tensorflow=1, jax=0)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_constraints_wait_for_a_gradient_as_in_keras(way):
     keras.utils.set_random_seed(0)

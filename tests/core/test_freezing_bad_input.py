@@ -91,7 +91,7 @@ def test_loss_that_is_nan_is_named():
         kf.freeze(model, *make_data())
 
 
-@pytest.mark.cases(1, jax=0)
+@pytest.mark.cases(1, tensorflow=1, jax=0)
 def test_gradient_that_is_not_finite_names_the_layer():
     model = build_model()
     # sqrt has an infinite slope at 0, where the loss itself is finite.
@@ -114,7 +114,7 @@ def test_first_batch_with_nan_stops_and_changes_nothing(run_eagerly):
     assert kf.get_mask(model) is None
 
 
-@pytest.mark.cases(1, tensorflow=0)
+@pytest.mark.cases(1, tensorflow=0, jax=1)
 @tensorflow_only
 def test_first_batch_with_nan_decides_nothing_under_xla():
     model = make_model()
@@ -245,7 +245,7 @@ def test_optimizer_of_one_model_is_refused_by_another():
         other.fit(*make_data(), verbose=0)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @tensorflow_only
 def test_refused_freeze_leaves_an_earlier_mask_and_its_optimizer_alone():
     model = make_model()
@@ -279,7 +279,7 @@ def test_scores_that_are_all_zero_are_warned_of():
         kf.freeze(make_model(), x, y, sample_weight=np.zeros(64))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @tensorflow_only
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_strategies_that_were_not_tested_are_refused(way):

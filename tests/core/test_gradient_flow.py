@@ -363,7 +363,7 @@ def test_mask_found_in_the_first_batch_counts_from_then_on():
     assert np.isclose(flow.history["gradient_flow"][1], expected, rtol=1e-5)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @traced_only
 def test_model_is_traced_once_for_all_epochs():
     x, y = blobs()
@@ -539,7 +539,7 @@ def test_model_in_which_nothing_is_trained_is_refused():
         gradient_flow(model, x, y)
 
 
-@pytest.mark.cases(1, jax=0)
+@pytest.mark.cases(1, tensorflow=1, jax=0)
 def test_a_model_that_fit_does_not_compile_is_not_compiled():
     def network(*lookup):
         return compiled(

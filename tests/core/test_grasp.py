@@ -168,7 +168,7 @@ def score_by_differences(model, x, y, loss):
     return scores
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX computes in float32 here")
 @pytest.mark.parametrize("name", [*NETWORKS, "attention"])
 def test_score_is_that_of_finite_differences(name):
@@ -319,7 +319,7 @@ def test_temperature_is_refused_for_losses_of_probabilities(loss):
     assert close(scores_of(model, *blobs(), GraSP(1.0)), expected, 1e-3)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @tensorflow_only
 def test_operation_without_second_derivative_is_named():
     model = keras.Sequential(

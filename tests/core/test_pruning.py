@@ -119,7 +119,7 @@ def tf_dataset(batch):
     return tf.data.Dataset.from_tensors(batch)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, tensorflow=2, jax=2)
 @pytest.mark.parametrize("dataset", [OneBatch, tf_dataset])
 def test_a_dataset_with_sample_weights_and_a_model_without_metrics(dataset):
     model = linear_model([1.0, 2.0], frozen=[1], metrics=None)
@@ -251,7 +251,7 @@ class Noise(layers.Layer):
         return x + keras.random.normal(keras.ops.shape(x), seed=self.seed)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, tensorflow=2, jax=2)
 @pytest.mark.parametrize("seed", [3, None])
 def test_both_evaluations_draw_the_same_random_numbers_and_random_state_is_kept(seed):
     if seed is None and keras.backend.backend() == "jax":

@@ -94,7 +94,7 @@ def with_rescued(masks, structure, seed):
     return added
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @pytest.mark.parametrize("way", ["freeze", "first batch", "first batch, compiled by XLA"])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_masks_are_those_of_brute_force(name, way):

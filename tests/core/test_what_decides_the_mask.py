@@ -102,7 +102,7 @@ def gradients_by_differences(model, x, y, weights):
     return gradient
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @each_way
 @pytest.mark.parametrize("kind", ["none", "sample_weight", "class_weight"])
 def test_the_mask_is_equation_1_by_central_differences(kind, way):
@@ -147,7 +147,7 @@ def test_several_losses_decide_together(way):
 # Rates
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=1, jax=1)
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "averaging", "muon"])
 def test_a_rate_of_zero_is_the_bare_optimizer_bit_for_bit(name):
     values = []

@@ -106,7 +106,7 @@ def test_names_of_layers_around_others_mean_the_same_after_loading(
     np.testing.assert_equal(masks(model), before)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("wrapped", WRAPPED)
 def test_gradual_freezing_goes_on_with_the_rates_of_layers_around_others(wrapped, tmp_path):
     def train(model, epochs):
