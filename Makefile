@@ -26,7 +26,7 @@ SLOW := -m "slow and not exhaustive"
 IN_ORDER := --no-loadscope-reorder
 ALL := --hypothesis-profile=many
 
-test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on all three backends: six minutes on two cores
+test: $(VENV)/.installed-test $(VENV)/.installed-keras-hub  ## what matters on all three backends: six to eight minutes on two cores
 	@status=0; \
 	KERAS_BACKEND=torch $(PYTEST) $(FAST) tests/unit tests/core || status=1; \
 	KERAS_BACKEND=tensorflow $(PYTEST) $(FAST) tests/core tests/tensorflow || status=1; \

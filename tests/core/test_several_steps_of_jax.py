@@ -20,6 +20,7 @@ def prepare(method="freezenet", freeze_rate=0.99, *, model="lenet_300_100", **se
     return training.prepare("mnist_5k", model, method, freeze_rate, seed=3, **settings)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("method", "freeze_rate"),
     [("freezenet", 0.99), ("freezenet-wd", 0.9), ("snip", 0.9), ("random", 0.9), ("baseline", 0)],

@@ -175,6 +175,7 @@ def gradient_of_mean_loss(weights, x, y):
     return [x.T @ d1, d1.sum(0), h1.T @ d2, d2.sum(0), h2.T @ delta, delta.sum(0)]
 
 
+@pytest.mark.exhaustive
 def test_every_kind_of_training_gives_all_processes_the_same_bits(tmp_path):
     finished = run_together(KINDS, tmp_path)
     assert_all_succeeded(finished)

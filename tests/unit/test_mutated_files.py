@@ -23,14 +23,7 @@ def tool():
     return module
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        100,
-        pytest.param(300, marks=pytest.mark.slow),
-        pytest.param(30_000, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize("count", [100, pytest.param(30_000, marks=pytest.mark.exhaustive)])
 def test_changed_files_load_or_are_refused(count, tool, tmp_path):
     if count > 1_000 and keras.backend.backend() == "tensorflow":
         pytest.skip("there, Keras itself keeps 0.6 MB for each network that it builds")

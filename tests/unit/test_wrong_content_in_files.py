@@ -134,7 +134,7 @@ def apply_what_is_written(path, data, base):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_every_changed_header_is_refused_or_harmless(file, path):
     header = file.content.header
     for place in places(header):
