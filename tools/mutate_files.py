@@ -347,7 +347,7 @@ class Watch:
             return
         is_write = event == "open" and any(c in str(arguments[1] or "r") for c in "wax+")
         is_bad = event in self._EVENTS or event.startswith(("socket.", "urllib.", "marshal.loads"))
-        if is_write or is_bad:
+        if (is_write or is_bad) and not _is_import(sys._getframe(1)):
             self.found.append(f"{event} {arguments!r:.200}")
 
     @contextlib.contextmanager
@@ -357,6 +357,11 @@ class Watch:
             yield
         finally:
             self._is_on = False
+
+
+def _is_import(frame: Any) -> bool:
+    """Return whether this is Python's own import, which unmarshals a module that is used first."""
+    return str(frame.f_code.co_filename).startswith("<frozen importlib")
 
 
 def read(path: Path, original: Original) -> bool:

@@ -1,6 +1,8 @@
 """Files with other content and right checksums: loaded, or a FreezeFileError, and nothing else."""
 
+import importlib
 import importlib.util
+import marshal
 import sys
 from pathlib import Path
 
@@ -40,6 +42,17 @@ def test_a_changed_file_with_an_effect_would_be_found(tool, tmp_path):
     watch = tool.Watch()
     with watch.on():
         (tmp_path / "made").write_text("x")
-    assert len(watch.found) == 1
+        marshal.loads(marshal.dumps("code"))
+    assert [found.split(" ")[0] for found in watch.found] == ["open", "marshal.loads"]
     (tmp_path / "made").write_text("y")
-    assert len(watch.found) == 1
+    assert len(watch.found) == 2
+
+
+def test_a_module_that_a_reader_imports_first_is_no_effect_of_a_file(tool, tmp_path, monkeypatch):
+    (tmp_path / "imported_while_reading.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    watch = tool.Watch()
+    with watch.on():
+        importlib.import_module("imported_while_reading")
+    assert watch.found == []
