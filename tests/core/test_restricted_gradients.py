@@ -45,7 +45,7 @@ from keras_freeze.restricted.layers import _operations_of
 
 BACKEND = keras.backend.backend()
 pytestmark = [pytest.mark.cases(1, jax=0), pytest.mark.slow_on("tensorflow")]
-on_every_backend = pytest.mark.cases(1)
+on_every_backend = pytest.mark.cases(1, jax=1)
 
 OPTIMIZERS = {
     "clipnorm": ({"clipnorm": 0.1}, {}),
@@ -129,7 +129,6 @@ def trained_without_restriction():
     return trained_weights(model, points())
 
 
-@pytest.mark.cases(None, jax=0)
 @on_every_backend
 def test_train_on_batch(restricted_products):
     model = frozen(small_mlp())

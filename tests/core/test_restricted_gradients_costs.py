@@ -16,7 +16,7 @@ from keras_freeze.restricted.cost_model import cheapest_block
 
 BACKEND = keras.backend.backend()
 pytestmark = [pytest.mark.cases(1, jax=0), pytest.mark.slow_on("tensorflow")]
-on_every_backend = pytest.mark.cases(1)
+on_every_backend = pytest.mark.cases(1, jax=1)
 
 
 @on_every_backend

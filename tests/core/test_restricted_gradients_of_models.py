@@ -35,7 +35,7 @@ import keras_freeze as kf
 
 BACKEND = keras.backend.backend()
 pytestmark = [pytest.mark.cases(1, jax=0), pytest.mark.slow_on("tensorflow")]
-on_every_backend = pytest.mark.cases(1)
+on_every_backend = pytest.mark.cases(1, jax=1)
 
 
 @pytest.fixture(autouse=True)
