@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -359,9 +360,9 @@ class Watch:
             self._is_on = False
 
 
-def _is_import(frame: Any) -> bool:
+def _is_import(frame: FrameType) -> bool:
     """Return whether this is Python's own import, which unmarshals a module that is used first."""
-    return str(frame.f_code.co_filename).startswith("<frozen importlib")
+    return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def read(path: Path, original: Original) -> bool:

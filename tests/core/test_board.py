@@ -122,7 +122,7 @@ def no_drift_warning():
 # What is written
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=0)
+@pytest.mark.cases(1, tensorflow=1)
 def test_rates_shares_and_flow_equal_manual_ones(tmp_path):
     x, y = blobs()
     model = compiled(small_model())

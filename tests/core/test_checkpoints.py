@@ -198,7 +198,7 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize(("way", "moment"), CASES)
 def test_killed_training_ends_bit_for_bit_like_one_that_was_never_killed(killed, way, moment):
     """keras#19389. The script of the new process is the one that was killed."""
@@ -206,7 +206,7 @@ def test_killed_training_ends_bit_for_bit_like_one_that_was_never_killed(killed,
 
 
 @pytest.mark.slow
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize(("way", "save"), [case[:2] for case in SAVES if case[1] > 1 and case[2]])
 def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_is_kept(
     killed, way, save
@@ -216,7 +216,7 @@ def test_so_does_training_that_was_killed_while_it_saved_where_the_save_before_i
 
 
 @pytest.mark.slow
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize(("way", "save", "double"), SAVES[:2])
 def test_without_a_save_before_keras_cannot_resume_and_says_so(killed, way, save, double):
     """Of any optimizer; README.md and docs/reproducibility.md tell."""
@@ -307,7 +307,7 @@ def frozen_with_other_weights_of_the_same_numbers():
     return model
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 @pytest.mark.parametrize(
     "target",
@@ -420,7 +420,7 @@ def test_a_mask_that_a_new_optimizer_will_take_over_is_saved(tmp_path, way):
     assert kf.get_mask(model) == mask
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_a_model_whose_new_optimizer_has_other_settings_is_saved(tmp_path):
     model = prepared("freeze")
     model.compile(kf.FreezeOptimizer("adam", 0.123), model.loss)
@@ -475,7 +475,7 @@ def test_another_inner_optimizer_with_as_many_variables_is_refused(tmp_path, way
     assert f"Received: {second}, " in str(error.value)
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_mask_is_taken_over_by_another_inner_optimizer_that_is_not_built(saved):
     other = compiled(keras.optimizers.Lion(0.01), seed=1)
     other.load_weights(saved["freeze"].path("m.weights.h5"))

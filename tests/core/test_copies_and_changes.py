@@ -21,7 +21,7 @@ each_way = pytest.mark.parametrize("way", axes.WAYS)
 # Changing the model
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_loaded_weights_are_where_the_next_step_starts():
     model, x, y = frozen_model(inner=keras.optimizers.Adam(0.001))
     fit(model, x, y)
@@ -36,7 +36,7 @@ def test_loaded_weights_are_where_the_next_step_starts():
         assert (np.abs(moved - 0.25) < 0.02).all()
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_compiling_anew_keeps_the_mask_whether_it_is_handed_on_or_not():
     model, x, y = frozen_model()
     mask = kf.get_mask(model)
@@ -59,14 +59,14 @@ def outcome_with_two_models(optimizer):
     return None
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_an_optimizer_of_another_model_is_refused_where_keras_refuses_it():
     plain = outcome_with_two_models(keras.optimizers.SGD(0.05, momentum=0.9))
     assert outcome_with_two_models(freezing()) == plain
     assert (plain is None) == (axes.BACKEND == "jax")
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_layers_made_untrainable_keep_all_their_weights():
     model, x, y = frozen_model("first_batch")
     fit(model, x, y)
@@ -116,7 +116,7 @@ def test_a_cloned_model_has_an_optimizer_without_a_mask_that_will_not_train():
     check_training(clone, before)
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=1)
+@pytest.mark.cases(1, jax=1)
 @each_way
 def test_saved_and_loaded_models_train_on_identically(way, tmp_path):
     model, x, y = frozen_model(way)
@@ -200,7 +200,7 @@ def test_an_optimizers_weights_can_be_set_after_its_mask_was_replaced():
             assert same_bits(old, value_of(variable))
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_weights_of_a_frozen_model_load_into_one_with_a_bare_optimizer(tmp_path):
     model, x, y = frozen_model()
     fit(model, x, y)

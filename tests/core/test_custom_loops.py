@@ -124,7 +124,7 @@ def assert_trained_as_by_hand(model, mask, expected=None):
         assert np.abs(value_of(variable) - start)[trained].max() > 1e-3
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=1)
+@pytest.mark.cases(1, tensorflow=0)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_program_of_this_backend_trains_as_by_hand(variant, run, capsys):
     code = VARIANTS[variant](program(HEADINGS[keras.backend.backend()]))

@@ -58,7 +58,7 @@ def two_inputs():
     return keras.Model({"a": a, "b": b}, keras.layers.Dense(3, name="head")(x))
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("batch_size", [None, 12, 100])
 @pytest.mark.parametrize("kind", SPARSE)
 def test_masks_move_by_sparse_matrices_as_by_dense_ones(kind, batch_size):

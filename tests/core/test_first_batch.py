@@ -74,7 +74,6 @@ def state_size(optimizer):
     return sum(int(np.prod(v.shape)) for v in optimizer.inner_optimizer.variables)
 
 
-@pytest.mark.cases(2, tensorflow=0, jax=1)
 @some
 @pytest.mark.parametrize("name", INNER)
 def test_slots_keep_their_values_when_the_update_becomes_compact(name):

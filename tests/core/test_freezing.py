@@ -102,7 +102,7 @@ def summed_gradients(model, batches):
     return [model.trainable_variables[i].numpy() for i in of_kernels], total
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_gradients_of_several_batches_are_summed():
     x, y = make_data(96)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
@@ -135,7 +135,7 @@ def test_magnitude_keeps_the_largest_weights():
     assert all((a == b).all() for a, b in zip(masks_of(model), expected, strict=True))
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=0)
+@pytest.mark.cases(1, tensorflow=1)
 def test_a_users_criterion_is_given_float32_weights_and_gradients():
     seen = []
 
@@ -239,7 +239,7 @@ def test_subclassed_model_is_built_by_its_first_batch():
     assert kf.get_mask(model) == mask
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_custom_loop_without_compile():
     model = build_model()
     optimizer = kf.FreezeOptimizer(keras.optimizers.Adam(0.01), 0.75)
@@ -317,7 +317,7 @@ def test_sparse_inputs_are_one_batch_too():
     assert kf.freeze(compile_model(other), dense, y) == mask
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=0)
+@pytest.mark.cases(1, tensorflow=1)
 @pytest.mark.parametrize("way", ["freeze", "first batch"])
 def test_constraints_wait_for_a_gradient_as_in_keras(way):
     keras.utils.set_random_seed(0)

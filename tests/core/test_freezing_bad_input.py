@@ -91,7 +91,7 @@ def test_loss_that_is_nan_is_named():
         kf.freeze(model, *make_data())
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=0)
+@pytest.mark.cases(1, tensorflow=1)
 def test_gradient_that_is_not_finite_names_the_layer():
     model = build_model()
     # sqrt has an infinite slope at 0, where the loss itself is finite.
@@ -114,7 +114,7 @@ def test_first_batch_with_nan_stops_and_changes_nothing(run_eagerly):
     assert kf.get_mask(model) is None
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=1)
+@pytest.mark.cases(1, jax=1)
 @tensorflow_only
 def test_first_batch_with_nan_decides_nothing_under_xla():
     model = make_model()

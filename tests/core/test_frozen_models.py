@@ -27,7 +27,7 @@ def multi(make):
     )
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_freeze_finds_its_optimizer_where_a_function_chooses():
     model, x, y = model_and_data()
     optimizers = iter([freezing(), keras.optimizers.SGD(0.1)])
@@ -39,7 +39,7 @@ def test_freeze_finds_its_optimizer_where_a_function_chooses():
     assert same_bits(before[0][~mask[kernel]], value_of(kernel)[~mask[kernel]])
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_several_freeze_optimizers_decide_in_the_first_batch_but_not_in_freeze():
     model, x, y = model_and_data()
     model.compile(multi(freezing), crossentropy())

@@ -244,7 +244,7 @@ def test_model_is_left_as_it_was_after_an_error():
     assert everything(model) == before
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_batch_normalization_uses_the_statistics_of_the_batch():
     x, y = blobs()
     model = compiled(dense_model(), sgd())
@@ -279,7 +279,7 @@ def assert_same_training(results):
     assert min(flow.history["gradient_flow"]) > 0.0
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_training_is_the_same_with_and_without_the_callback():
     x, y = blobs()
 
@@ -347,7 +347,7 @@ def test_history_starts_anew_with_each_fit_and_counts_epochs_from_the_initial_on
     assert flow.history["gradient_flow_deviation"] == [0.0, 0.0, 0.0]  # one batch
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_mask_found_in_the_first_batch_counts_from_then_on():
     x, y = blobs()
     model = compiled(plain_model())
@@ -539,7 +539,7 @@ def test_model_in_which_nothing_is_trained_is_refused():
         gradient_flow(model, x, y)
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=0)
+@pytest.mark.cases(1, tensorflow=1)
 def test_a_model_that_fit_does_not_compile_is_not_compiled():
     def network(*lookup):
         return compiled(

@@ -248,7 +248,7 @@ def skip_where_keras_changes_what_is_trainable(trained):
         pytest.skip("on JAX, Keras makes its position embedding trainable where it builds it again")
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_a_delta_loads_on_its_base(trained, tmp_path):
     skip_where_keras_changes_what_is_trainable(trained)
     kf.save(trained.model, tmp_path / "delta.freeze", base=trained.base)
@@ -258,7 +258,7 @@ def test_a_delta_loads_on_its_base(trained, tmp_path):
     assert_same_weights(loaded, values_of(weights(trained.model)))
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_a_delta_is_put_on_a_file_of_the_base_and_taken_off(trained, tmp_path):
     skip_where_keras_changes_what_is_trainable(trained)
     trained.base.save(tmp_path / "base.keras")
@@ -287,7 +287,7 @@ def reloaded(model, path):
     return loaded
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1)
 def test_a_keras_file_brings_the_mask(trained, tmp_path):
     skip_where_keras_changes_what_is_trainable(trained)
     loaded = reloaded(trained.model, tmp_path / "model.keras")

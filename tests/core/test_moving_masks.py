@@ -33,7 +33,6 @@ few = pytest.mark.cases(4, tensorflow=1, jax=1)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
 
 
-@pytest.mark.cases(1)
 @few
 @pytest.mark.parametrize("is_frozen_before", [True, False])
 @pytest.mark.parametrize("frozen_weights", ["keep", "zero"])
@@ -161,7 +160,7 @@ def test_adam_and_rigl_are_what_they_are_by_hand(is_averaging):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("inner", ["momentum", "muon"])
-@pytest.mark.cases(1, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 def test_what_is_trained_on_a_grid_stays_on_it(schedule, inner, tmp_path):
     rate, make = SCHEDULES[schedule]
     model = two_dense_layers()

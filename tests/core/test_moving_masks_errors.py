@@ -9,10 +9,9 @@ from moving_mask_cases import SCHEDULES, X, Y, gradual, train
 import keras_freeze as kf
 from keras_freeze.callbacks import GradualFreezing, RegrowTrained
 
-pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+pytestmark = pytest.mark.same_on_all
 
 
-@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -44,7 +43,6 @@ def test_arguments_out_of_range_are_errors(make, error, message):
         make()
 
 
-@pytest.mark.same_on_all
 def test_a_batch_size_for_a_dataset_is_an_error():
     class Data(keras.utils.PyDataset):
         def __len__(self):
@@ -58,7 +56,6 @@ def test_a_batch_size_for_a_dataset_is_an_error():
     RegrowTrained(0.3, 1, "gradient", x=Data(), steps=2)
 
 
-@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -74,7 +71,6 @@ def test_models_whose_masks_cannot_move_are_errors(optimizer, message, schedule)
         train(model, SCHEDULES[schedule][1]())
 
 
-@pytest.mark.same_on_all
 @pytest.mark.parametrize(
     ("distribution", "advises_a_rate"), [("global", True), ({"head": 0.9}, False)]
 )

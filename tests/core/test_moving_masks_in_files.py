@@ -14,7 +14,6 @@ few = pytest.mark.cases(4, tensorflow=1, jax=1)
 pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
 
 
-@pytest.mark.cases(1)
 @few
 @pytest.mark.parametrize("inner", ["momentum", "adam", "schedule_free", "muon", "averaging"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -114,7 +113,6 @@ def test_a_file_with_the_optimizer_goes_on_bit_for_bit(tmp_path):
     assert_same_weights(loaded, whole)
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
 @pytest.mark.parametrize("has_base", [False, True], ids=["seeds", "base"])
 @pytest.mark.parametrize(
     ("make", "settings"),

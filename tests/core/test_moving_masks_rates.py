@@ -11,10 +11,9 @@ import keras_freeze as kf
 from keras_freeze.callbacks import GradualFreezing
 from keras_freeze.masks.distributions import groups_of
 
-pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+pytestmark = pytest.mark.same_on_all
 
 
-@pytest.mark.same_on_all
 def test_a_distribution_holds_while_the_rate_rises():
     optimizer = kf.FreezeOptimizer(sgd(), 0.0, distribution={"head": 0.5})
     model = compiled(two_dense_layers(), optimizer)
@@ -25,7 +24,6 @@ def test_a_distribution_holds_while_the_rate_rises():
 
 
 @pytest.mark.cases(1)
-@pytest.mark.same_on_all
 @pytest.mark.parametrize("distribution", ["global", "uniform", "erk", {"head": 0.5}])
 def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.3, distribution=distribution))
@@ -44,7 +42,6 @@ def test_the_rates_of_each_step_are_those_of_the_distribution(distribution):
             assert sum(found) == group.num_trained
 
 
-@pytest.mark.same_on_all
 def test_rates_hold_that_are_given_by_another_name_of_the_model():
     model = compiled(
         two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.0, distribution={"head/kernel": 0.5})
@@ -55,7 +52,6 @@ def test_rates_hold_that_are_given_by_another_name_of_the_model():
     assert kf.get_mask(model)["head/kernel"].sum() == 12
 
 
-@pytest.mark.same_on_all
 def test_the_first_batch_decides_at_the_initial_rate():
     optimizer = kf.FreezeOptimizer(sgd(), 0.97)
     model = compiled(two_dense_layers(), optimizer)
@@ -69,7 +65,6 @@ def test_the_first_batch_decides_at_the_initial_rate():
     assert kf.get_mask(model).num_trained == watch.counts[-1]
 
 
-@pytest.mark.same_on_all
 def test_the_fraction_falls_to_zero_at_the_end():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(0.0), 0.5))
     kf.freeze(model, X[:8], Y[:8])
@@ -78,14 +73,12 @@ def test_the_fraction_falls_to_zero_at_the_end():
     assert all(mask == watch.masks[5] for mask in watch.masks[5:])
 
 
-@pytest.mark.same_on_all
 def test_the_rate_is_that_of_the_polynomial():
     callback = GradualFreezing(0.2, 0.8, 10, 20, power=2)
     assert [callback.rate(step) for step in (0, 10, 15, 20, 30)] == [0.2, 0.2, 0.65, 0.8, 0.8]
     assert GradualFreezing(0.5, 0.5, 3, 3).rate(3) == 0.5
 
 
-@pytest.mark.same_on_all
 @pytest.mark.parametrize("structure", ["column", "row", (2, 4), "2:4"])
 @pytest.mark.parametrize("schedule", ["rigl", "set", "gradual"])
 @pytest.mark.cases(1)
@@ -118,7 +111,6 @@ def is_whole(trained, structure):
     return all(block.all() == block.any() for block in blocks)
 
 
-@pytest.mark.same_on_all
 def test_accumulated_gradients_count_batches():
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(inner, 0.0))

@@ -63,7 +63,7 @@ def test_slots_start_as_those_of_an_optimizer_that_is_built_anew(inner, schedule
 
 @pytest.mark.parametrize("schedule", ["rigl", "gradual from a half"])
 @pytest.mark.parametrize("inner", ["momentum", "adam", "ftrl", "accumulating"])
-@pytest.mark.cases(1, tensorflow=0, jax=1)
+@pytest.mark.cases(1, tensorflow=0)
 def test_a_change_creates_no_second_set_of_slots(inner, schedule, monkeypatch):
     model = two_dense_layers()
     optimizer = kf.FreezeOptimizer(OPTIMIZERS[inner](), 0.5)
@@ -112,7 +112,7 @@ def test_a_mask_that_moves_needs_no_new_training_step(inner):
     # The step of the first batch is one more.
     [(0.0, False, 3), (0.5, True, 3), (0.5, False, 4)],
 )
-@pytest.mark.cases(2, tensorflow=1, jax=2)
+@pytest.mark.cases(2, jax=2)
 def test_gradual_freezing_needs_two_new_training_steps(initial_rate, is_frozen_before, num_steps):
     traces = []
 

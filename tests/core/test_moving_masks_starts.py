@@ -10,10 +10,9 @@ from moving_mask_cases import Watch, X, Y, rigl, train, with_loaded_weights
 
 import keras_freeze as kf
 
-pytestmark = pytest.mark.cases(None, tensorflow=1, jax=1)
+pytestmark = pytest.mark.same_on_all
 
 
-@pytest.mark.same_on_all
 def test_starts_that_were_drawn_with_seeds_are_found_again():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -25,7 +24,6 @@ def test_starts_that_were_drawn_with_seeds_are_found_again():
     assert watch.num_changes >= 3
 
 
-@pytest.mark.same_on_all
 def test_starts_that_are_lost_are_an_error():
     model = with_loaded_weights()
     kf.freeze(model, X[:8], Y[:8])
@@ -36,7 +34,6 @@ def test_starts_that_are_lost_are_an_error():
     assert all(map(same_bits, values_of(model.variables), before))
 
 
-@pytest.mark.same_on_all
 def test_a_pruned_network_needs_no_starts():
     model = with_loaded_weights(frozen_weights="zero")
     kf.freeze(model, X[:8], Y[:8])
@@ -55,7 +52,6 @@ def trained_by(first):
     return model, watch
 
 
-@pytest.mark.same_on_all
 def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
     model, watch = trained_by(rigl())
     compiled(model, kf.FreezeOptimizer(OPTIMIZERS["adam"](), 0.7))
@@ -63,7 +59,6 @@ def test_starts_come_with_the_weights_when_the_model_is_compiled_again():
     assert watch.num_changes >= 2
 
 
-@pytest.mark.same_on_all
 def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
     model = with_loaded_weights()
     kf.freeze(model, X[:8], Y[:8])
@@ -76,7 +71,6 @@ def test_starts_are_known_of_a_model_that_was_frozen_and_not_trained(tmp_path):
         assert watch.num_changes
 
 
-@pytest.mark.same_on_all
 def test_values_that_are_set_before_training_are_not_the_starts():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -88,7 +82,6 @@ def test_values_that_are_set_before_training_are_not_the_starts():
     assert watch.num_changes
 
 
-@pytest.mark.same_on_all
 def test_weights_and_state_that_are_set_back_have_their_own_starts():
     model = two_dense_layers()
     kf.reinitialize(model, seed=1)
@@ -103,7 +96,6 @@ def test_weights_and_state_that_are_set_back_have_their_own_starts():
     train(model, rigl(), watch, epochs=1)
 
 
-@pytest.mark.same_on_all
 def test_a_pruned_model_keeps_its_zeros():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])
@@ -112,7 +104,6 @@ def test_a_pruned_model_keeps_its_zeros():
         train(model, rigl())
 
 
-@pytest.mark.same_on_all
 def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
     model, _ = trained_by(rigl())
     state = model.optimizer.state
@@ -123,7 +114,6 @@ def test_other_numbers_of_starts_than_the_mask_trains_are_refused(tmp_path):
         keras.models.load_model(tmp_path / "model.keras")
 
 
-@pytest.mark.same_on_all
 def test_a_model_with_a_mask_and_no_optimizer_yet_is_initialized_again():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.7))
     kf.freeze(model, X[:8], Y[:8])

@@ -127,7 +127,7 @@ def test_decayed_frozen_weights_follow_their_recurrence(way, nesterov):
 @pytest.mark.parametrize(
     ("freeze_rate", "distribution"), [(0.9, "global"), (0.9, {"fc2": 1.0}), (1.0, "global")]
 )
-@pytest.mark.cases(1, tensorflow=0, jax=1)
+@pytest.mark.cases(1, tensorflow=0)
 def test_steps_with_decay_use_the_weights_before_they_shrink(freeze_rate, distribution):
     l2 = 0.5  # so that it shows which weights a gradient is of
     model = kf.models.lenet_300_100(seed=3)

@@ -122,7 +122,7 @@ def test_freeze_takes_another_rate():
         kf.freeze(model, X, Y, freeze_rate=2, overwrite=True)
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_unfrozen_weights_keep_their_values_and_are_all_trained():
     model = compiled(two_dense_layers(), kf.FreezeOptimizer(keras.optimizers.Adam(0.1), 0.75))
     with pytest.raises(ValueError, match="not frozen"):

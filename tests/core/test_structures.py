@@ -94,7 +94,7 @@ def with_rescued(masks, structure, seed):
     return added
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=1)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["freeze", "first batch", "first batch, compiled by XLA"])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_masks_are_those_of_brute_force(name, way):
@@ -122,7 +122,7 @@ def compile_function(function):
     return function
 
 
-@pytest.mark.cases(4, tensorflow=0, jax=1)
+@pytest.mark.cases(4, tensorflow=0)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_equal_scores_give_equal_masks_both_ways(name):
     structure, shapes = STRUCTURES[name], [(5, 5, 7, 64), (1000, 33), (257,), (2, 3)]

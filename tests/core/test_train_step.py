@@ -110,7 +110,7 @@ def peek(draw):
     return drawn
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_batches_of_a_dataset_are_summed():
     model, _, _ = made("flow")
     x, y = blobs()
@@ -124,7 +124,7 @@ def test_batches_of_a_dataset_are_summed():
     assert_mask_by_hand(mask, variables, gradients_by_hand(loss, variables))
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_batches_of_more_parts_than_keras_knows_go_to_the_step_as_they_are():
     class FourParts(Flow):
         def loss_of(self, data):
@@ -194,7 +194,7 @@ def test_other_criteria_decide_by_what_the_step_trains(criterion):
     assert mask.num_trained == mask.num_weights // 4
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_freezing_twice_needs_overwrite():
     model, _, arguments = made("flow")
     mask = kf.freeze(model, *arguments)
@@ -203,7 +203,7 @@ def test_freezing_twice_needs_overwrite():
     assert kf.freeze(model, *arguments, overwrite=True) == mask
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 @pytest.mark.parametrize("criterion", ["snip", "random"])
 def test_a_first_batch_with_nothing_to_freeze_is_an_error(criterion):
     keras.utils.set_random_seed(0)
@@ -221,7 +221,7 @@ def test_a_first_batch_with_nothing_to_freeze_is_an_error(criterion):
         kf.freeze(model, x, x[:, :3])
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_rate_zero_with_nothing_to_freeze_trains_everything():
     model = dense(8, 3)
     names = [layer.name for layer in model.layers]

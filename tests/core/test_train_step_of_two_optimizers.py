@@ -53,7 +53,7 @@ def gan(d_optimizer=None, g_optimizer=None):
     return Adversarial(d_optimizer or freezing(), g_optimizer or freezing())
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_two_optimizers_get_a_mask_each():
     model = gan(g_optimizer=kf.FreezeOptimizer(sgd(), 0.5))
     x, _ = blobs()
@@ -68,7 +68,7 @@ def test_two_optimizers_get_a_mask_each():
     assert_mask_by_hand(model.g_optimizer.mask, generator, by_hand, rate=0.5)
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_the_masks_of_two_optimizers_are_drawn():
     x, _ = blobs()
     counts = []
@@ -84,7 +84,7 @@ def test_the_masks_of_two_optimizers_are_drawn():
         assert np.array_equal(draw.mask(entry.trained.shape), entry.trained)
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_both_networks_of_a_gan_keep_what_is_frozen():
     model = gan()
     x, _ = blobs()
@@ -106,7 +106,7 @@ def build_optimizers(model):
     model.g_optimizer.build(model.generator.trainable_variables)
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_one_mask_for_two_optimizers_is_told_to_both():
     model = gan()
     build_optimizers(model)
@@ -146,7 +146,7 @@ def test_a_mask_that_one_of_two_optimizers_refuses_changes_neither(excluding):
     assert model.g_optimizer.mask is None
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_a_plain_optimizer_beside_is_put_back_to_what_it_was():
     plain = keras.optimizers.Adam(0.1)
     model = gan(g_optimizer=plain)
@@ -165,7 +165,7 @@ def test_a_plain_optimizer_beside_is_put_back_to_what_it_was():
     assert_same_values(values_of(plain.variables), state)
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_an_error_in_the_step_leaves_everything_as_it_was():
     plain = keras.optimizers.Adam(0.1)
     model = gan(d_optimizer=plain)

@@ -69,7 +69,7 @@ def values_after_arrays(way):
     return kf.get_mask(model), values_of(model.variables)
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 @pytest.mark.parametrize("kind", INPUTS)
 def test_every_input_of_fit_gives_what_arrays_give(kind, way):
@@ -102,7 +102,7 @@ def gradients_by_differences(model, x, y, weights):
     return gradient
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=1)
+@pytest.mark.cases(1, jax=1)
 @each_way
 @pytest.mark.parametrize("kind", ["none", "sample_weight", "class_weight"])
 def test_the_mask_is_equation_1_by_central_differences(kind, way):
@@ -147,7 +147,7 @@ def test_several_losses_decide_together(way):
 # Rates
 
 
-@pytest.mark.cases(1, tensorflow=1, jax=1)
+@pytest.mark.cases(1, jax=1)
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "averaging", "muon"])
 def test_a_rate_of_zero_is_the_bare_optimizer_bit_for_bit(name):
     values = []
@@ -227,7 +227,7 @@ def test_training_without_a_finite_batch_warns_at_its_end():
         optimizer.finalize_variable_values(model.trainable_variables)
 
 
-@pytest.mark.cases(1, tensorflow=0, jax=0)
+@pytest.mark.cases(1, tensorflow=0)
 @each_way
 def test_equal_scores_go_to_the_first_weights(way):
     model, x, y = model_and_data()
@@ -247,7 +247,7 @@ def test_equal_scores_go_to_the_first_weights(way):
 # Criteria
 
 
-@pytest.mark.cases(None, tensorflow=0)
+@pytest.mark.same_on_all
 def test_criterion_grasp_needs_a_call_to_freeze():
     model, x, y = frozen_model("first_batch", criterion="grasp")
     with pytest.raises(ValueError, match=r"keras_freeze\.freeze"):
