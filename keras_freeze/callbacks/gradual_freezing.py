@@ -1,6 +1,7 @@
 """The callback that freezes more and more weights."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 
 import keras
@@ -56,6 +57,8 @@ class GradualFreezing(MaskSchedule):
         TypeError, ValueError: for arguments out of range; in `fit`, for a model without a
             FreezeOptimizer, with `frozen_weights="decay"`, with a mask of a higher rate than
             `initial_rate`, or whose weights before training are not known.
+
+    Warns where no weight has been trained yet when some are to be frozen: the first ones stay.
 
     Example:
 
@@ -127,6 +130,7 @@ class GradualFreezing(MaskSchedule):
         # Else a weight that was rescued would take another's place once the mask is loaded.
         if not _are_reached(groups, entries, num_rescued):
             scores = [distances_to_frozen(optimizer, entry) for entry in entries]
+            _warn_if_untrained(scores, step, num_batches(optimizer))
             now = [entry.trained for entry in entries]
             trained, num_rescued = keep_largest(scores, now, groups, optimizer.structure)
             masks = {e.position: one for e, one in zip(entries, trained, strict=True)}
@@ -155,6 +159,17 @@ def _are_reached(groups: Sequence[Group], entries: Sequence[MaskEntry], num_resc
             return False
         num_more += max(more, 0)
     return num_more <= num_rescued
+
+
+def _warn_if_untrained(scores: Sequence[np.ndarray], step: int, num_steps: int) -> None:
+    if not any(score.any() for score in scores):
+        warnings.warn(
+            f"GradualFreezing freezes weights at step {step} of its schedule, and none has been "
+            "trained yet, so that the first weights of the network stay. Let `begin` be later than "
+            f"the {num_steps} steps that the optimizer has counted, or compile the model with a "
+            "new one, which counts from 0.",
+            stacklevel=2,
+        )
 
 
 def _checked(name: str, rate: float, minimum: float) -> float:

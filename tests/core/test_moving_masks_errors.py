@@ -82,3 +82,12 @@ def test_a_mask_of_a_higher_rate_than_the_initial_one_is_an_error(distribution, 
         train(model, gradual(0.5))
     # The rates of patterns are not those that `freeze` is given.
     assert ("freeze_rate=0.5" in str(error.value)) == advises_a_rate
+
+
+def test_a_schedule_that_is_over_before_weights_are_trained_is_warned_of():
+    model = compiled(two_dense_layers(), kf.FreezeOptimizer(sgd(), 0.9))
+    schedule = GradualFreezing(0.0, 0.9, begin=0, end=4)
+    train(model, schedule)
+    kf.unfreeze(model)  # the optimizer's count of steps goes on
+    with pytest.warns(UserWarning, match=r"none has been trained yet.*later than the 12 steps"):
+        train(model, schedule)
