@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from keras_freeze.masks.distributions import Group
-from keras_freeze.masks.selection import select_top
+from keras_freeze.masks.selection import indices_of_largest, select_top
 from keras_freeze.masks.structure import Structure, Units, longest_prefix, parts_of, select_units
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -121,12 +121,13 @@ def join_largest(
         joins = np.zeros(units.number, bool)
         joins[best[scores[best] > -np.inf]] = True
         return stays | units.mask(joins)
+    if structure is None:
+        mask = stays.copy()
+        mask.reshape(-1)[indices_of_largest(growth, ~stays, number)] = True
+        return mask
     first = np.minimum(growth, _LARGEST / 2, dtype=np.float32)
     first[stays] = _LARGEST
-    num_trained = int(np.count_nonzero(stays)) + number
-    if structure is None:
-        return select_top([first], num_trained)[0]
-    return select_units(structure, [first], num_trained)[0]
+    return select_units(structure, [first], int(np.count_nonzero(stays)) + number)[0]
 
 
 def join_at_random(stays: np.ndarray, number: int, seed: int, position: int) -> np.ndarray:

@@ -118,6 +118,35 @@ def select_top(scores: Sequence[np.ndarray], k: int) -> list[np.ndarray]:
     return [chosen.reshape(array.shape) for array, chosen in zip(arrays, selected, strict=True)]
 
 
+def indices_of_largest(scores: np.ndarray, allowed: np.ndarray, k: int) -> np.ndarray:
+    """Return the flat indices of the k largest among the scores that a boolean array allows.
+
+    Ties go to the lower index. Where k is small, next to no memory is needed.
+
+    Args:
+        scores: Finite numbers.
+        allowed: A boolean array of the same shape.
+        k: How many; at most as many as are allowed.
+
+    Raises:
+        ValueError: If `k` is out of range.
+
+    Example:
+        >>> indices_of_largest(np.array([5.0, 2.0, 2.0]), np.array([False, True, True]), 1)
+        array([1])
+    """
+    flat, free = scores.reshape(-1), allowed.reshape(-1)
+    candidates = None
+    if _needs_bound(flat.size, k):
+        step = flat.size // _SAMPLE
+        sample = flat[::step][free[::step]]
+        if sample.size:
+            candidates = np.flatnonzero((flat >= _bound(sample, k, step)) & free)
+    if candidates is None or candidates.size < k:
+        candidates = np.flatnonzero(free)
+    return candidates[select_top([flat[candidates]], k)[0]]
+
+
 def as_float32(scores: Sequence[Any]) -> list[np.ndarray]:
     """Return scores as float32 arrays; infinite where they are too large for that."""
     with np.errstate(over="ignore"):  # the infinities that come of it are refused
@@ -145,14 +174,23 @@ def _kth_largest(arrays: list[np.ndarray], k: int) -> np.float32:
 def _largest_part(arrays: list[np.ndarray], k: int) -> list[np.ndarray]:
     """Return the scores above a bound that k of them exceed, where a sample gives one; else all."""
     total = sum(array.size for array in arrays)
-    if total < 4 * _SAMPLE or k > total // 8:
+    if not _needs_bound(total, k):
         return arrays
     step = total // _SAMPLE
-    sample = np.sort(np.concatenate([array.reshape(-1)[::step] for array in arrays]))
-    rank = 2 * k // step + 64  # twice the expected rank, and more than its deviation
-    bound = sample[max(sample.size - rank, 0)]
+    bound = _bound(np.concatenate([array.reshape(-1)[::step] for array in arrays]), k, step)
     parts = [array[array >= bound] for array in arrays]
     return parts if sum(part.size for part in parts) >= k else arrays
+
+
+def _needs_bound(total: int, k: int) -> bool:
+    """Return whether it is faster to find the k largest of so many scores with a bound."""
+    return total >= 4 * _SAMPLE and k <= total // 8
+
+
+def _bound(sample: np.ndarray, k: int, step: int) -> Any:
+    """Return a bound that the k largest scores exceed, very likely, from each `step`-th score."""
+    rank = 2 * k // step + 64  # twice the expected rank, and more than its deviation
+    return np.sort(sample)[max(sample.size - rank, 0)]
 
 
 def _sortable_keys(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:

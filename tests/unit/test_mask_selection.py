@@ -13,6 +13,7 @@ from oracle import brute_force_mask
 from keras_freeze.masks.mask import FreezeMask
 from keras_freeze.masks.selection import (
     check_freeze_rate,
+    indices_of_largest,
     num_trained_weights,
     rescue_index,
     select_top,
@@ -152,6 +153,24 @@ def test_fifteen_million_half_tied_scores():
         border = scores == scores[chosen].min()
         if (border & ~chosen).any():
             assert np.flatnonzero(border & chosen).max() < np.flatnonzero(border & ~chosen).min()
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.5, 0.999])
+@pytest.mark.parametrize("k", [0, 1, 3000])
+def test_the_largest_of_many_that_are_allowed_agree_with_a_stable_sort(share, k):
+    generator = np.random.default_rng(1)
+    scores = generator.integers(0, 3000, (700, 1000)).astype(np.float32)  # with ties
+    allowed = generator.random(scores.shape) < share
+    allowed[:3] = True
+    indices = np.flatnonzero(allowed)
+    expected = indices[np.argsort(-scores.reshape(-1)[indices], kind="stable")[:k]]
+    chosen = indices_of_largest(scores, allowed, k)
+    np.testing.assert_array_equal(chosen, np.sort(expected))
+
+
+def test_no_more_can_be_chosen_than_are_allowed():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        indices_of_largest(np.ones(3), np.array([False, True, False]), 2)
 
 
 # At least one
