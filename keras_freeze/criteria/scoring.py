@@ -119,10 +119,14 @@ def scores_of_gradients(
             for p, shape in zip(parameters, shapes, strict=True)
         ]
     gradients.reverse()  # so that the memory of each is free once its scores are computed
-    return [
-        backend.to_numpy(criteria.score(criterion, p.variable, gradients.pop(), p.path))
-        for p in parameters
-    ]
+    return [_score(criterion, p, gradients.pop()) for p in parameters]
+
+
+def _score(criterion: str | criteria.Criterion, parameter: Parameter, gradient: Any) -> np.ndarray:
+    if criterion == "gradient" and gradient is not None:
+        values = backend.to_numpy(gradient).astype(np.float32, copy=False)
+        return np.abs(values, out=values)  # a backend takes longer, for the memory of the result
+    return backend.to_numpy(criteria.score(criterion, parameter.variable, gradient, parameter.path))
 
 
 def _fisher_scores(

@@ -274,7 +274,7 @@ class CompactUpdate(Update):
 
 def count_trained(mask: FreezeMask, num_variables: int) -> list[int | None]:
     """Return how many entries of each variable a mask trains; None for one without mask."""
-    counts = {entry.position: int(entry.trained.sum()) for entry in mask.entries}
+    counts = {entry.position: int(np.count_nonzero(entry.trained)) for entry in mask.entries}
     return [counts.get(position) for position in range(num_variables)]
 
 

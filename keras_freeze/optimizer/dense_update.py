@@ -132,7 +132,7 @@ class DenseUpdate(Update):
             return int(backend.to_numpy(self._added))
         if not self.by_first_batch:
             return self.num_rescued
-        return sum(int(trained[p].sum()) for p in self._candidates) - self._num_trained
+        return sum(int(np.count_nonzero(trained[p])) for p in self._candidates) - self._num_trained
 
     def accepts(self, mask: FreezeMask, compact: bool) -> bool:
         return not compact and [e.position for e in mask.entries] == list(self._masks)
