@@ -212,12 +212,15 @@ def check_not_quantized(model: keras.Model) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Check that an argument is a model.
+    """Check that an argument is a model, and write to its variables what `fit` has trained so far.
+
+    A callback may be given its model otherwise than by `self.model`, which does the latter.
 
     Raises:
         TypeError: if it is not.
     """
     check_instance("model", model, keras.Model, "a keras.Model")
+    backend.synchronize_variables(model)
 
 
 def is_built(model: keras.Model) -> bool:

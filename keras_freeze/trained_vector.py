@@ -122,7 +122,6 @@ def _mask_of(model: Any) -> FreezeMask:
     """Check that a model has trained values to get and set, and return its mask."""
     check_built(model, "model")
     check_not_trained_elsewhere(model)
-    backend.synchronize_variables(model)
     mask = get_mask(model)
     if mask is None:
         optimizers = ModelOptimizers(model)

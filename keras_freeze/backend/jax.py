@@ -398,7 +398,8 @@ def slots_of_zeros(optimizer: Any) -> Iterator[None]:
 
 def synchronize_variables(model: keras.Model) -> None:
     """Write to a model's variables what `fit` has trained so far, which it does once an epoch."""
-    model.jax_state_sync()
+    if not _keras_private.in_stateless_scope():  # in a step that is being compiled they are known
+        model.jax_state_sync()
 
 
 def between_steps(

@@ -41,6 +41,7 @@ _COMPILE_ARGUMENTS = {
 def check_built(model: Any, name: str) -> None:
     """Raise TypeError for an argument that is no `keras.Model`, ValueError for an unbuilt one."""
     check_instance(name, model, keras.Model, "a keras.Model")
+    backend.synchronize_variables(model)  # in callbacks between two steps
     if not is_built(model):
         raise value_error(name, model, "a built model: call it on a batch of data first")
 
